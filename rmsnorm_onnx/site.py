@@ -1,0 +1,98 @@
+"""What the recogniser says of one place in a graph: `Match`, or `Declined` with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import onnx_ir as ir
+
+from rmsnorm_onnx.spec import RMSNormSpec
+
+
+class DeclineCode(enum.Enum):
+    """Why a candidate was left alone. The value is stable: it is what JSON reports hold."""
+
+    LAYER_NORM = "layer-norm"  # the mean is subtracted: LayerNorm, or its variance
+    OTHER_NORM = "other-norm"  # GroupNormalization, InstanceNormalization and the like
+    EXPONENT = "exponent"  # not a square, not a square root, or an exponent known only at run time
+    COEFFICIENT = "coefficient"  # what is left over is not 1: a sum for a mean, an L2 norm without sqrt(d)
+    EPSILON = "epsilon"  # a vector, a run-time value, one that can be overridden, or negative
+    NUMERATOR = "numerator"  # the value divided is not the value squared
+    AXES = "axes"  # axes that no operator shares one statistic over, or known only at run time
+    SHAPE = "shape"  # shapes known, and they do not prove the claim (a statistic broadcast along another axis)
+    SHAPE_UNKNOWN = "shape-unknown"  # shapes that the proof needs are missing
+    TYPE = "type"  # a cast to an integer, or a type that no norm is computed in
+    UNUSED = "unused"  # a reduction of a square that no root or division follows
+    MISMATCH = "mismatch"  # a node whose attributes and function body disagree
+    INVALID = "invalid"  # a native node that its own definition does not allow
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """A norm that was found.
+
+    Attributes:
+        spec: Its mathematics; statistic_type and factor_type are the graph's own.
+        form: How it is written now: "primitive", or the name of a native form.
+        node: The root: the node whose first output is the norm's result.
+        x: The value that is normalised.
+        gain: The gain before its offset and its casts, broadcasting against x; None without one.
+        bias: The bias, broadcasting against x; None without one.
+        output: The norm's result.
+        x_type: x's float type by name.
+        gain_type: The gain's own float type by name; None without one.
+        scope: Where it stands: "" for the main graph, else a path of branches and functions.
+        rounding_changes: Roundings of the graph that the spec cannot say, each one sentence. A site that has any is
+            rewritten on request only.
+        notes: What a reader should know, each one sentence: a half statistic, no epsilon, reordered float32 steps.
+        residual: The value added to x first, for a native form that contains the addition.
+    """
+
+    spec: RMSNormSpec
+    form: str
+    node: ir.Node
+    x: ir.Value
+    gain: ir.Value | None
+    bias: ir.Value | None
+    output: ir.Value
+    x_type: str
+    gain_type: str | None
+    scope: str = ""
+    rounding_changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    residual: ir.Value | None = None
+
+    @property
+    def name(self) -> str:
+        """The root node's name, or its output's where the node has none."""
+        return node_name(self.node)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Declined:
+    """A candidate that was left alone.
+
+    Attributes:
+        code: The kind of reason.
+        reason: One precise sentence.
+        node: The node at fault.
+        scope: Where it stands, as in `Match`.
+    """
+
+    code: DeclineCode
+    reason: str
+    node: ir.Node
+    scope: str = ""
+
+    @property
+    def name(self) -> str:
+        """The node's name, or its first output's where the node has none."""
+        return node_name(self.node)
+
+
+def node_name(node: ir.Node) -> str:
+    """How reports name a node: by its name, else by its first named output, else by its operator."""
+    if node.name:
+        return node.name
+    return next((o.name for o in node.outputs if o.name), node.op_type)
