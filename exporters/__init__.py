@@ -1,0 +1,1 @@
+"""From a framework to ONNX; ships as `rmsnorm_onnx.exporters`."""
