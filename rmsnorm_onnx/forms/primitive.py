@@ -1,0 +1,28 @@
+"""Plain operators: the function's body, written in place. For consumers that know no other form."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from rmsnorm_onnx.body import refusal as body_refusal
+from rmsnorm_onnx.forms.reading import body_of, norm_input, result
+from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.writer import Writer
+
+NAME = "primitive"
+
+
+def refusal(match: Match, opset: int) -> str | None:
+    """Why no plain operators compute the site's spec exactly; None when some do."""
+    return body_refusal(match.spec, match.x_type, opset)
+
+
+def rounding_change(match: Match) -> None:
+    """None: plain operators hold every rounding of the spec."""
+
+
+def write(match: Match, writer: Writer) -> ir.Value:
+    """Writes the operators of the body."""
+    body = body_of(match, writer.opset)
+    x = norm_input(match, writer)
+    return result(match, writer.inline(body, x, match.gain, match.bias, match.spec.epsilon))

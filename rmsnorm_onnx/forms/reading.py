@@ -1,0 +1,91 @@
+"""What the forms share: how a native node is read, and how a site's inputs are written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.body import Body
+from rmsnorm_onnx.site import DeclineCode, Declined, Match
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.writer import Writer, like
+
+
+class TypeView(Protocol):
+    """What is known of the types and shapes of a graph's values."""
+
+    def dtype(self, value: ir.Value) -> str | None:
+        """The value's float type by name; None for another type or an unknown one."""
+
+    def shape(self, value: ir.Value) -> tuple[int | str | None, ...] | None:
+        """The value's dimensions; None for an unknown rank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """The meaning of a native node.
+
+    Attributes:
+        spec: Its mathematics.
+        x: The value that is normalised, before a residual is added.
+        gain: The gain; None without one.
+        bias: The bias; None without one.
+        residual: The value that the node adds to x first; None without one.
+        notes: What a reader should know, each one sentence.
+    """
+
+    spec: RMSNormSpec
+    x: ir.Value
+    gain: ir.Value | None = None
+    bias: ir.Value | None = None
+    residual: ir.Value | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Form(Protocol):
+    """One way to write a norm in ONNX; each is a module."""
+
+    NAME: str
+
+    def refusal(self, match: Match, opset: int) -> str | None:
+        """Why this form cannot write a site exactly, in one sentence; None when it can."""
+
+    def rounding_change(self, match: Match) -> str | None:
+        """A rounding to a narrower type that this form would move, add or remove, in one sentence; else None."""
+
+    def write(self, match: Match, writer: Writer) -> ir.Value:
+        """Writes a site that it has no refusal for and returns the new result, of the output's type and shape."""
+
+
+def invalid(node: ir.Node, reason: str) -> Declined:
+    """A native node that its own definition does not allow."""
+    return Declined(DeclineCode.INVALID, reason, node)
+
+
+def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
+    """What a site's body depends on."""
+    bias_type = None if match.bias is None else dtypes.float_name(match.bias.dtype)
+    return Body.of(
+        match.spec,
+        x_type=match.x_type,
+        gain_type=match.gain_type,
+        bias_type=bias_type or match.spec.product_type(match.x_type),
+        opset=opset,
+        gain_attribute=gain_attribute,
+    )
+
+
+def norm_input(match: Match, writer: Writer) -> ir.Value:
+    """x, with its residual added where the site has one."""
+    if match.residual is None:
+        return match.x
+    writer.residual_sum = like(writer.op("Add", match.x, match.residual), match.x, match.x_type)
+    return writer.residual_sum
+
+
+def result(match: Match, value: ir.Value) -> ir.Value:
+    """The new result with the old one's type and shape."""
+    return like(value, match.output, match.spec.resolve(match.x_type).result_type)

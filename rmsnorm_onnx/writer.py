@@ -1,0 +1,162 @@
+"""What a form writes with: new nodes with unique names, in order, and the functions of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes, functions
+from rmsnorm_onnx.body import Body, constant, emit
+from rmsnorm_onnx.functions import FunctionLibrary
+
+_DOMAIN_VERSIONS = {functions.DOMAIN: functions.VERSION, "com.microsoft": 1, "trt.plugins": 1}
+
+
+class Names:
+    """The names of a model's values and nodes, in all its graphs and functions.
+
+    Names are unique over the whole file, since a branch must not redefine a name of the graph around it.
+
+    Args:
+        model: The model whose names are taken.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        """Collects the names."""
+        self._taken: set[str] = set()
+        for graph in (model.graph, *(f.graph for f in model.functions.values())):
+            self._collect(graph)
+
+    def fresh(self, wish: str) -> str:
+        """The wish, with a number behind it where it is taken; the answer is taken from then on."""
+        name, number = wish, 1
+        while name in self._taken:
+            number += 1
+            name = f"{wish}_{number}"
+        self._taken.add(name)
+        return name
+
+    def _collect(self, graph: ir.Graph) -> None:
+        self._taken |= {v.name for v in graph.inputs if v.name} | set(graph.initializers)
+        for node in graph.all_nodes():
+            self._taken |= {v.name for v in node.outputs if v.name}
+            if node.name:
+                self._taken.add(node.name)
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+                    inner = attribute.as_graph()
+                    self._taken |= {v.name for v in inner.inputs if v.name} | set(inner.initializers)
+
+
+class Writer:
+    """Collects the nodes of one site; the pass inserts them before the root and replaces its uses.
+
+    Args:
+        model: The model that is rewritten.
+        scope: The graph or function that holds the site: domains are imported here and on the model.
+        opset: The version of the default domain that holds at the site.
+        before: The root of the site; new names start with its name.
+        names: The names of the model, shared by all sites.
+        functions: The functions of the model, shared by all sites.
+        plugin_domain: The domain of plugin nodes.
+        gain_attribute: Whether a constant gain becomes a tensor attribute of function and plugin nodes.
+        metadata: Written to the metadata_props of every new node.
+
+    Attributes:
+        nodes: The new nodes, in order.
+        residual_sum: The sum of x and its residual, where the site had one; takes the place of the root's own sum.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        scope: ir.Graph | ir.Function,
+        opset: int,
+        *,
+        before: ir.Node,
+        names: Names,
+        functions: FunctionLibrary,
+        plugin_domain: str = functions.DOMAIN,
+        gain_attribute: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Holds what the forms need; adds nothing to the model yet."""
+        self.opset = opset
+        self.functions = functions
+        self.plugin_domain = plugin_domain
+        self.gain_attribute = gain_attribute
+        self.nodes: list[ir.Node] = []
+        self.residual_sum: ir.Value | None = None
+        self._model = model
+        self._scope = scope
+        self._root = before
+        self._names = names
+        self._metadata = dict(metadata or {})
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str = "",
+        n_outputs: int = 1,
+        **attributes: Any,
+    ) -> ir.Value:
+        """Adds a node and returns its first output.
+
+        Args:
+            op_type: The operator.
+            inputs: Its inputs; None leaves one out.
+            domain: Its domain, imported where it is not yet.
+            n_outputs: How many outputs it has.
+            attributes: Its attributes, as Python values or `ir.Attr`.
+        """
+        if domain:
+            self._import(domain)
+        stem = self._root.name or self._root.outputs[0].name or self._root.op_type
+        node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=n_outputs)
+        node.name = self._names.fresh(f"{stem}/{op_type}")
+        for value in node.outputs:
+            value.name = self._names.fresh(f"{stem}/{op_type}_output")
+        node.metadata_props.update(self._metadata)
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, value: float | np.ndarray, dtype: str) -> ir.Value:
+        """A Constant node of a float type."""
+        return constant(_Ops(self), value, dtype)
+
+    @property
+    def ops(self) -> Any:
+        """This writer as onnxscript's builders look: `ops.Mul(a, b)`; `body.emit` writes through it."""
+        return _Ops(self)
+
+    def inline(self, body: Body, x: ir.Value, gain: ir.Value | None, bias: ir.Value | None, epsilon: float) -> ir.Value:
+        """Writes a body's operators in place of a node, and returns the result."""
+        return emit(self.ops, body, x, gain, bias, self.constant(epsilon, body.spec.statistic_type))
+
+    def _import(self, domain: str) -> None:
+        for imports in (self._model.graph.opset_imports, self._scope.opset_imports):
+            imports.setdefault(domain, _DOMAIN_VERSIONS[domain])
+
+
+class _Ops:
+    """A writer with one method per operator."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        def call(*inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+            return self._writer.op(op_type, *inputs, **attributes)
+
+        return call
+
+
+def like(value: ir.Value, old: ir.Value, dtype: str) -> ir.Value:
+    """The value with the type and the shape of the one whose place it takes."""
+    value.type = old.type if old.type is not None else ir.TensorType(dtypes.ir_dtype(dtype))
+    value.shape = old.shape
+    return value
