@@ -1,0 +1,119 @@
+"""What the runtimes on this machine can do, told before any model is loaded.
+
+A model that onnxruntime has no kernel for fails when it is loaded, with the name of one operator. Here every such
+operator is named, with its type and a node.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.metadata
+import importlib.util
+
+import onnx_ir as ir
+
+from rmsnorm_onnx.errors import UsageError
+from rmsnorm_onnx.kernels import Registry, Walk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MissingKernel:
+    """An operator that a runtime cannot run.
+
+    Attributes:
+        op: The operator, with its version: "Mul(14)".
+        domain: Its domain; "" is ONNX's own.
+        type: The element type that no kernel takes ("bfloat16"), or "" for an operator that is not known at all.
+        node: The first node at fault, by its name or its output's.
+        count: How many nodes there are.
+    """
+
+    op: str
+    domain: str
+    type: str
+    node: str
+    count: int
+
+    def __str__(self) -> str:
+        """One sentence."""
+        op = f"{self.domain}::{self.op}" if self.domain else self.op
+        lacks = f"has no {self.type} kernel" if self.type else "is not known"
+        nodes = f"node {self.node!r}" if self.count == 1 else f"{self.count} nodes, the first is {self.node!r}"
+        return f"{op} {lacks} in onnxruntime: {nodes}"
+
+
+def missing_kernels(model: ir.Model, runtime: str = "onnxruntime") -> list[MissingKernel]:
+    """The operators of a model that onnxruntime's CPU provider has no kernel for; empty when it can run all of them.
+
+    Values whose type is neither declared nor follows from the operators are taken to be fine.
+
+    Args:
+        model: The model; it is only read, and its weights are not.
+        runtime: "onnxruntime", the only runtime whose kernels can be listed without loading a model.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        UsageError: another runtime.
+    """
+    if runtime != "onnxruntime":
+        raise UsageError(f"no kernels can be listed for {runtime!r}; use 'onnxruntime'")
+    walk = Walk(Registry.load(), {(f.domain, f.name): f for f in model.functions.values()})
+    walk.graph(model.graph, {}, model.opset_imports, {})
+    counts = collections.Counter(key for key, _ in walk.gaps)
+    first = {key: node for key, node in reversed(walk.gaps)}
+    return [MissingKernel(op, domain, kind, first[(op, domain, kind)], n) for (op, domain, kind), n in counts.items()]
+
+
+def kernel_gaps(model: ir.Model) -> tuple[str, ...]:
+    """`missing_kernels`, each as a sentence; empty where onnxruntime is not installed, for then nothing is known."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ()
+    return tuple(str(gap) for gap in missing_kernels(model))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Package:
+    """A package that this one works with.
+
+    Attributes:
+        name: Its name on PyPI.
+        version: The installed version; None when it is missing.
+        purpose: What it is needed for.
+        install: The command that brings it; "" for one that no pip command brings.
+    """
+
+    name: str
+    version: str | None
+    purpose: str
+    install: str
+
+
+_PACKAGES = (
+    ("onnx", "reading and writing models", "onnx>=1.20"),
+    ("onnx-ir", "the graph that is rewritten", "onnx-ir>=1.0"),
+    ("onnxscript", "authoring functions", "onnxscript>=0.7"),
+    ("onnxruntime", "verify, and naming missing kernels", "onnxruntime>=1.23"),
+    ("torch", "export", "torch>=2.9"),
+    ("transformers", "the reference models of the demo", "transformers>=5"),
+    ("tensorrt", "engines, on an NVIDIA GPU", "tensorrt>=10.15"),
+)
+# onnxruntime is one module under several names on PyPI.
+_ALSO = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")}
+
+
+def packages() -> tuple[Package, ...]:
+    """The packages that this one works with, present or missing, without importing any."""
+    return tuple(
+        Package(name, _version(name, *_ALSO.get(name, ())), purpose, f"pip install '{requirement}'")
+        for name, purpose, requirement in _PACKAGES
+    )
+
+
+def _version(*names: str) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
