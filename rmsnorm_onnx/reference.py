@@ -49,7 +49,8 @@ def reference(
     Rounded: the formula of `rmsnorm_onnx.spec` with each step rounded to its type, overflow to infinity included. In
     statistic_type are rounded x, each square, the mean (the sum itself is taken wide, for its order is no part of the
     spec), the sum with epsilon, the root, and 1 / root, which is then rounded to factor_type. The product x * f is
-    formed in the wider of x's type and factor_type. Epsilon is float32's where statistic_type is no wider.
+    formed in the wider of x's type and factor_type, at least in float32. Epsilon is float32's where statistic_type is
+    no wider.
 
     A row of zeros gives zeros (plus the bias), also where epsilon is 0 and a graph computes 0 / 0: a graph gives NaN
     there.
@@ -106,7 +107,7 @@ def error_bound(
 
     - every square has h of its own; the mean has the relative error ``(ceil(n / LANES) + log2(LANES) + 3) * u`` of a
       blocked sum (Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2), so the bound grows with n;
-      the root and 1 / rms have 8 u between them, and h_factor;
+      the root and 1 / rms have 8 u between them, and h_factor where that type is narrower;
     - z = x * f has |x| times f's error, h of the product's type, and h_normalized where that is narrower;
     - w = offset + gain has h_gain, where there is an offset or the gain is of a wider type;
     - z * w has |z| err(w) + |w| err(z), then h of the product's type; the sum with a bias has h of that type again;
@@ -114,8 +115,9 @@ def error_bound(
 
     In a half type this is 1/2 ulp of the result plus the float32 part where the spec rounds once; with a rounding
     before the gain, |w| h(z) comes on top, which is |w| / 2 subnormal spacings where z is subnormal. A runtime that
-    leaves a rounding out is closer to the exact value and so is within too. The bound is infinite where the statistic
-    or the result may overflow its type, or where the exact value is not finite.
+    leaves a rounding out is closer to the exact value and so is within too. Where the statistic may overflow, zero is
+    within, for that is what 1 / inf makes of a row. The bound is infinite where 1 / rms or the result may overflow,
+    and where the exact value is not finite.
 
     Args:
         spec: As in `reference`.
@@ -179,15 +181,15 @@ def tolerance(spec: RMSNormSpec, dtype: str, size: int) -> float:
     low = (1 - (_mean_roundings(min(size, spec.leading or size)) + 4) * statistic) * (1 - cast) ** 2
     if low <= 0.0:
         return math.inf
-    product, wide = spec.product_type(dtype), dtypes.wider(dtype, r.factor_type)
-    before = _normalizing_types(r, wide)
+    product = spec.product_type(dtype)
+    before = _normalizing_types(r, dtype)
     after = [product] * (r.has_gain + r.has_bias) + [r.result_type] * (not dtypes.holds(r.result_type, product))
     if not after:
         after.append(before.pop())
     factor = [] if dtypes.holds(r.factor_type, r.statistic_type) else [r.factor_type]
     offset = [r.gain_type] if r.gain_offset else []
     growth = math.prod(1 + unit(name) for name in factor + before + offset)
-    growth *= (1 + (_ROOT_ROUNDINGS + 1) * statistic) / math.sqrt(low)
+    growth *= (1 + (_ROOT_ROUNDINGS + 1) * statistic) / math.sqrt(low) + _reference_error(size)
     return float(math.ceil((growth - 1 + sum(unit(name) for name in after) / 2) / result))
 
 
@@ -203,11 +205,6 @@ class _Prepared:
     gain_type: str
     bias: Array | None
     bias_type: str
-
-    @property
-    def wide(self) -> str:
-        """The type of x * f before it is rounded to normalized_type."""
-        return dtypes.wider(self.x_type, self.r.factor_type)
 
     @property
     def epsilon(self) -> float:
@@ -293,7 +290,9 @@ def _rounded(p: _Prepared) -> Array:
     r, statistic = p.r, p.r.statistic_type
     m = round_to(p.mean(round_to(round_to(p.counted(), statistic) ** 2, statistic)), statistic)
     f = round_to(round_to(1.0 / _root(p, m, statistic), statistic), r.factor_type)
-    z = np.where(p.zero_rows(), 0.0, round_to(round_to(p.x * f, p.wide), r.normalized_type))
+    z = np.where(p.zero_rows(), 0.0, p.x * f)
+    for name in _normalizing_types(r, p.x_type):
+        z = round_to(z, name)
     if p.gain is not None:
         z = round_to(z * round_to(r.gain_offset + round_to(p.gain, r.gain_type), r.gain_type), p.product)
     if p.bias is not None:
@@ -306,9 +305,19 @@ def _mean_roundings(n: int) -> float:
     return math.ceil(n / LANES) + math.log2(LANES) + 3.0
 
 
-def _normalizing_types(r: RMSNormSpec, wide: str) -> list[str]:
-    """The types that z is rounded to, in order: that of the product x * f, and normalized_type where it narrows."""
-    return [wide] if dtypes.holds(r.normalized_type, wide) else [wide, r.normalized_type]
+def _reference_error(n: int) -> float:
+    """The relative error of `reference` itself: numpy's pairwise sum of n squares, and at most 16 steps more."""
+    return (math.log2(n) + 16.0) * unit("float64")
+
+
+def _normalizing_types(r: RMSNormSpec, x_type: str) -> list[str]:
+    """The types that x * f is rounded to, in order: the one it is formed in, and normalized_type where it narrows.
+
+    It is formed in the wider of x's type and the factor's, in float32 at least: a product of two halves is exact there.
+    """
+    factor = r.statistic_type if dtypes.holds(r.factor_type, r.statistic_type) else r.factor_type
+    formed = dtypes.wider("float32", dtypes.wider(x_type, factor))
+    return [formed] if dtypes.holds(r.normalized_type, formed) else [formed, r.normalized_type]
 
 
 def _half(value: Array, error: Array, name: str) -> Array:
@@ -337,26 +346,27 @@ def _factor_error(p: _Prepared, exact: Array) -> Array:
     longest = 1.0 / np.maximum(_root(p, np.maximum(low, 0.0)) - tiny, 0.0)
     error = np.maximum(longest - exact, exact - 1.0 / (_root(p, high) + tiny))
     error = error + exact * _ROOT_ROUNDINGS * unit(statistic)
-    for name in (statistic, p.r.factor_type):
-        error = error + _half(exact, error, name)
+    error = error + _half(exact, error, statistic)
+    if not dtypes.holds(p.r.factor_type, statistic):
+        error = error + _half(exact, error, p.r.factor_type)
     return np.where(p.zero_rows() & (p.r.epsilon == 0), 0.0, error)
 
 
 def _bound(p: _Prepared) -> Array:
-    r, zero = p.r, p.zero_rows()
-    factor = _factor(p)
-    y = np.where(zero, 0.0, p.x * factor)
+    r, factor = p.r, _factor(p)
+    y = np.where(p.zero_rows(), 0.0, p.x * factor)
     error = np.abs(p.x) * _factor_error(p, factor)
-    for name in _normalizing_types(r, p.wide):
+    for name in _normalizing_types(r, p.x_type):
         error = error + _half(y, error, name)
     if p.gain is not None:
         w = r.gain_offset + p.gain
-        exact_gain = not r.gain_offset and dtypes.holds(r.gain_type, p.gain_type)
-        w_error = 0.0 if exact_gain else (spacing(w, r.gain_type) + spacing(p.gain, r.gain_type)) / 2
+        w_error = spacing(w, r.gain_type) / 2 if r.gain_offset else np.zeros_like(w)
+        if not dtypes.holds(r.gain_type, p.gain_type):
+            w_error += spacing(p.gain, r.gain_type) / 2
         error = np.abs(w) * error + (np.abs(y) + error) * w_error
         y = y * w
         error = error + _half(y, error, p.product)
-    own = np.abs(y) * (np.log2(y.size + 1) + 16) * unit("float64")  # the float64 reference's
+    own = np.abs(y) * _reference_error(math.prod(p.x.shape[a] for a in r.axes))
     if p.bias is not None:
         error = error + (0.0 if dtypes.holds(p.product, p.bias_type) else spacing(p.bias, p.product) / 2)
         y = y + p.bias
