@@ -1,0 +1,418 @@
+"""Values as power products: c * prod(atom ** exponent), relative to one reduction and one x.
+
+Mul and Div add and subtract exponents; Sqrt, Reciprocal and Pow with a constant scale them; a scalar constant is part
+of the coefficient; Identity and a Cast between float types are seen through. The mean square of x is an atom, so is
+the sum of a power of it and a constant, and everything else (a weight, an activation, x itself) is opaque. No
+distributivity, no solver: what the ten equations do not say is not claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.shapes import Shapes, same_shape
+from rmsnorm_onnx.view import Ref, View
+
+_DEPTH = 48  # operators between x and a value of its norm; more is no norm
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class X:
+    """The value that was squared."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeanSquare:
+    """mean(x * x) over the axes of the reduction."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shifted:
+    """A power of the mean square plus a constant, or its maximum with a constant."""
+
+    coefficient: float
+    exponent: Fraction
+    constant: float
+    clamp: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opaque:
+    """A value that the algebra does not look into."""
+
+    ref: Ref
+
+
+Atom = X | MeanSquare | Shifted | Opaque
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """A scalar constant as a factor: its number, and whether its type is a half type (so that it was rounded to it)."""
+
+    ref: Ref
+    value: float
+    half: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Product:
+    """coefficient * prod(constant ** exponent) * prod(atom ** exponent).
+
+    Attributes:
+        coefficient: The factor that no single constant of the graph accounts for.
+        constants: Scalar constants with their exponents.
+        powers: Atoms with their exponents, none of them 0.
+        squeezed: The reduced axes are absent (keepdims=0), so that it does not broadcast against x.
+        spread: Values whose shapes must fit into x's, because an Expand or a constant gave them their extent.
+    """
+
+    coefficient: float = 1.0
+    constants: tuple[tuple[Constant, Fraction], ...] = ()
+    powers: Mapping[Atom, Fraction] = dataclasses.field(default_factory=dict)
+    squeezed: bool = False
+    spread: tuple[Ref, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """The whole coefficient, with the constants."""
+        total = self.coefficient
+        for constant, exponent in self.constants:
+            total *= constant.value ** float(exponent)
+        return total
+
+    @property
+    def statistics(self) -> dict[Atom, Fraction]:
+        """The atoms made of the mean square."""
+        return {a: p for a, p in self.powers.items() if isinstance(a, MeanSquare | Shifted)}
+
+    @property
+    def opaques(self) -> dict[Opaque, Fraction]:
+        """The atoms that were not looked into."""
+        return {a: p for a, p in self.powers.items() if isinstance(a, Opaque)}
+
+    @property
+    def of_norm(self) -> bool:
+        """Whether x or its mean square takes part."""
+        return any(not isinstance(a, Opaque) for a in self.powers)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is a number known now."""
+        return not self.powers
+
+    def times(self, other: Product, sign: int = 1) -> Product:
+        """self * other ** sign."""
+        powers = dict(self.powers)
+        for atom, exponent in other.powers.items():
+            powers[atom] = powers.get(atom, Fraction(0)) + sign * exponent
+        return Product(
+            coefficient=self.coefficient * other.coefficient**sign,
+            constants=self.constants + tuple((c, sign * e) for c, e in other.constants),
+            powers={a: p for a, p in powers.items() if p},
+            squeezed=self.squeezed or other.squeezed,
+            spread=self.spread + other.spread,
+        )
+
+    def power(self, exponent: Fraction) -> Product | None:
+        """self ** exponent; None where a root of something that may be negative would be taken."""
+        if exponent.denominator != 1 and not self._positive:
+            return None
+        if exponent < 0 and self.is_constant and self.value == 0:
+            return None
+        return Product(
+            coefficient=self.coefficient ** float(exponent),
+            constants=tuple((c, e * exponent) for c, e in self.constants),
+            powers={a: p * exponent for a, p in self.powers.items() if p * exponent},
+            squeezed=self.squeezed,
+            spread=self.spread,
+        )
+
+    @property
+    def _positive(self) -> bool:
+        return (
+            self.coefficient > 0
+            and all(c.value > 0 for c, _ in self.constants)
+            and all(isinstance(a, MeanSquare | Shifted) for a in self.powers)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """The sum or mean that a statistic starts from.
+
+    Attributes:
+        node: The reducing node.
+        calls: The calls that lead to it.
+        output: Its output.
+        product: The output in terms of MeanSquare (and X, for an operator that also divides).
+        axes: Negative and ascending.
+        x_shape: The shape of the value that was squared.
+    """
+
+    node: ir.Node
+    calls: tuple[ir.Node, ...]
+    output: Ref
+    product: Product
+    axes: tuple[int, ...]
+    rank: int
+
+
+class Algebra:
+    """Power products of values, relative to a reduction and to the x that it squares.
+
+    Args:
+        view: The model.
+        shapes: Its types and shapes.
+        reduction: Where the mean square comes from.
+        x: The value taken as one atom, even if it is itself a product.
+    """
+
+    def __init__(self, view: View, shapes: Shapes, reduction: Reduction, x: Ref) -> None:
+        self._view = view
+        self._shapes = shapes
+        self._reduction = reduction
+        self.x = x
+        self._memo: dict[Ref, Product] = {}
+        self._depth = 0
+
+    def product(self, ref: Ref) -> Product:
+        """The power product of a resolved Ref."""
+        if ref not in self._memo:
+            self._memo[ref] = Product(powers={Opaque(ref): Fraction(1)})  # also what a cycle or a deep chain gives
+            if self._depth < _DEPTH:
+                self._depth += 1
+                self._memo[ref] = self._evaluate(ref)
+                self._depth -= 1
+        return self._memo[ref]
+
+    def _evaluate(self, ref: Ref) -> Product:
+        if ref == self.x:
+            return Product(powers={X(): Fraction(1)})
+        if ref == self._reduction.output:
+            return self._reduction.product
+        opaque = Product(powers={Opaque(ref): Fraction(1)})
+        scalar = self._shapes.constants.scalar(ref)
+        if scalar is not None:
+            if scalar.dtype.kind not in "fV" and scalar.dtype.name not in dtypes.FLOAT_TYPES:
+                return opaque
+            half = not dtypes.holds(scalar.dtype.name, "float32") if scalar.dtype.name in dtypes.FLOAT_TYPES else True
+            return Product(constants=((Constant(ref, scalar.value, half), Fraction(1)),), spread=(ref,))
+        node = ref.value.producer()
+        if node is None or node.domain not in ("", "ai.onnx"):
+            return opaque
+        rule = _RULES.get(node.op_type)
+        found = None if rule is None else rule(self, node, ref)
+        if found is None or not (found.of_norm or found.is_constant):
+            return opaque  # a product of weights and activations is one value
+        return found
+
+    def _input(self, node: ir.Node, ref: Ref, index: int) -> Product | None:
+        source = self._view.input(node, ref.calls, index)
+        return None if source is None else self.product(source)
+
+    def _mul(self, node: ir.Node, ref: Ref) -> Product | None:
+        return self._combine(node, ref, 1)
+
+    def _div(self, node: ir.Node, ref: Ref) -> Product | None:
+        return self._combine(node, ref, -1)
+
+    def _combine(self, node: ir.Node, ref: Ref, sign: int) -> Product | None:
+        a, b = self._input(node, ref, 0), self._input(node, ref, 1)
+        if a is None or b is None or (sign < 0 and b.is_constant and b.value == 0):
+            return None
+        if not proves_alignment(a, b):
+            return None
+        return a.times(b, sign)
+
+    def _power_by(self, node: ir.Node, ref: Ref, exponent: Fraction) -> Product | None:
+        base = self._input(node, ref, 0)
+        return None if base is None else base.power(exponent)
+
+    def _pow(self, node: ir.Node, ref: Ref) -> Product | None:
+        exponent = self._shapes.constants.scalar(self._view.input(node, ref.calls, 1))
+        if exponent is None or not math.isfinite(exponent.value):
+            return None
+        exact = Fraction(exponent.value).limit_denominator(4)
+        if float(exact) != exponent.value or abs(exact) > 4:
+            return None
+        return self._power_by(node, ref, exact)
+
+    def _neg(self, node: ir.Node, ref: Ref) -> Product | None:
+        base = self._input(node, ref, 0)
+        return None if base is None else dataclasses.replace(base, coefficient=-base.coefficient)
+
+    def _cast(self, node: ir.Node, ref: Ref) -> Product | None:
+        """A Cast between float types is seen through: its rounding is looked at once the norm is found."""
+        source = self._view.input(node, ref.calls, 0)
+        if source is None or not proves_type(self._shapes, source, ref):
+            return None
+        return self.product(source)
+
+    def _same(self, node: ir.Node, ref: Ref) -> Product | None:
+        return self._input(node, ref, 0)
+
+    def _abs(self, node: ir.Node, ref: Ref) -> Product | None:
+        base = self._input(node, ref, 0)
+        return base if base is not None and base._positive else None
+
+    def _add(self, node: ir.Node, ref: Ref) -> Product | None:
+        a, b = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
+        return self._shifted(a, b, 1) or self._shifted(b, a, 1)
+
+    def _sub(self, node: ir.Node, ref: Ref) -> Product | None:
+        a, b = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
+        return self._shifted(a, b, -1)
+
+    def _shifted(self, base: Ref | None, constant: Ref | None, sign: int, *, clamp: bool = False) -> Product | None:
+        """base + sign * constant, or max(base, constant), where base is a power of the mean square."""
+        if base is None or constant is None:
+            return None
+        product = self.product(base)
+        if len(product.powers) != 1 or not isinstance(next(iter(product.powers)), MeanSquare) or product.value <= 0:
+            return None
+        number = self._shapes.constants.uniform(constant)
+        if number is None or not math.isfinite(number.value):
+            return None
+        atom = Shifted(product.value, product.powers[MeanSquare()], sign * number.value, clamp)
+        spread = product.spread if product.squeezed else (*product.spread, constant)
+        return Product(powers={atom: Fraction(1)}, squeezed=product.squeezed, spread=spread)
+
+    def _max(self, node: ir.Node, ref: Ref) -> Product | None:
+        if len(node.inputs) != 2:
+            return None
+        a, b = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
+        return self._shifted(a, b, 1, clamp=True) or self._shifted(b, a, 1, clamp=True)
+
+    def _clip(self, node: ir.Node, ref: Ref) -> Product | None:
+        base, low, high = (self._view.input(node, ref.calls, i) for i in range(3))
+        if high is not None:
+            limit = self._shapes.constants.scalar(high)
+            if limit is None or limit.value < float(dtypes.finfo(limit.dtype.name).max):
+                return None
+        return self._shifted(base, low, 1, clamp=True)
+
+    def _unsqueeze(self, node: ir.Node, ref: Ref) -> Product | None:
+        base = self._input(node, ref, 0)
+        axes = self._shapes.axes_of(node, ref.calls)
+        source = self._view.input(node, ref.calls, 0)
+        shape = None if source is None else self._shapes.shape(source)
+        if base is None or not base.squeezed or axes is None or shape is None:
+            return None
+        rank = self._reduction.rank
+        if len(shape) + len(axes) != rank or {a - rank if a >= 0 else a for a in axes} != set(self._reduction.axes):
+            return None
+        return dataclasses.replace(base, squeezed=False)
+
+    def _reshape(self, node: ir.Node, ref: Ref) -> Product | None:
+        base, source = self._input(node, ref, 0), self._view.input(node, ref.calls, 0)
+        if base is None or source is None or not base.of_norm:
+            return None
+        before, after = self._shapes.shape(source), self._shapes.shape(ref)
+        if same_shape(before, after):
+            return base
+        x_shape = self._shapes.shape(self.x)
+        if base.squeezed and x_shape is not None and before is not None:
+            axes = {a + self._reduction.rank for a in self._reduction.axes}
+            kept = tuple(1 if i in axes else d for i, d in enumerate(x_shape))
+            flat = tuple(d for i, d in enumerate(x_shape) if i not in axes)
+            if same_shape(before, flat) and same_shape(after, kept):
+                return dataclasses.replace(base, squeezed=False)
+        return None
+
+    def _expand(self, node: ir.Node, ref: Ref) -> Product | None:
+        base = self._input(node, ref, 0)
+        if base is None or base.squeezed:
+            return None
+        source = self._view.input(node, ref.calls, 1)
+        if source is not None and self._is_shape_of_x(source):
+            return base
+        return dataclasses.replace(base, spread=(*base.spread, ref))
+
+    def _is_shape_of_x(self, target: Ref) -> bool:
+        node = target.value.producer()
+        if node is None or node.op_type != "Shape" or node.domain != "" or node.attributes:
+            return False
+        source = self._view.input(node, target.calls, 0)
+        return source is not None and self.product(source).powers.keys() == {X()}
+
+    def _slice(self, node: ir.Node, ref: Ref) -> Product | None:
+        """A Slice that takes everything."""
+        return self._input(node, ref, 0) if takes_all(self._view, self._shapes, node, ref) else None
+
+    def _transpose(self, node: ir.Node, ref: Ref) -> Product | None:
+        perm = node.attributes.get("perm")
+        identity = perm is not None and not perm.is_ref() and list(perm.as_ints()) == sorted(perm.as_ints())
+        return self._input(node, ref, 0) if identity else None
+
+
+def proves_alignment(a: Product, b: Product) -> bool:
+    """PROOF CLAUSE (shape): a statistic whose reduced axes are absent broadcasts along other axes than x's own."""
+    return a.squeezed == b.squeezed or a.is_constant or b.is_constant
+
+
+def proves_type(shapes: Shapes, source: Ref, result: Ref) -> bool:
+    """PROOF CLAUSE (type): only a Cast between float types is a rounding; one to an integer truncates."""
+    return shapes.float_type(source) is not None and shapes.float_type(result) is not None
+
+
+def takes_all(view: View, shapes: Shapes, node: ir.Node, ref: Ref) -> bool:
+    """Whether a Slice gives its whole input: from 0 to at least the end of each axis, in steps of 1."""
+    window = slice_window(view, shapes, node, ref)
+    source = view.input(node, ref.calls, 0)
+    shape = None if source is None else shapes.shape(source)
+    if window is None or shape is None:
+        return False
+    for axis, (start, end) in window.items():
+        size = shape[axis]
+        if start != 0 or not (end >= size if isinstance(size, int) else end >= 2**31 - 1):
+            return False
+    return True
+
+
+def slice_window(view: View, shapes: Shapes, node: ir.Node, ref: Ref) -> dict[int, tuple[int, int]] | None:
+    """axis -> (start, end) of a Slice with constant bounds and steps of 1; axes are not negative."""
+    source = view.input(node, ref.calls, 0)
+    shape = None if source is None else shapes.shape(source)
+    bounds = [shapes.constants.integers(view.input(node, ref.calls, i)) for i in (1, 2)]
+    if shape is None or bounds[0] is None or bounds[1] is None:
+        return None
+    axes_ref, steps_ref = view.input(node, ref.calls, 3), view.input(node, ref.calls, 4)
+    axes = shapes.constants.integers(axes_ref) if axes_ref is not None else tuple(range(len(bounds[0])))
+    steps = shapes.constants.integers(steps_ref) if steps_ref is not None else (1,) * len(bounds[0])
+    if axes is None or steps is None or any(s != 1 for s in steps):
+        return None
+    if not all(-len(shape) <= a < len(shape) for a in axes):
+        return None
+    return {a % len(shape): (s, e) for a, s, e in zip(axes, bounds[0], bounds[1], strict=False)}
+
+
+_Rule = Callable[[Algebra, ir.Node, Ref], Product | None]
+
+_RULES: Mapping[str, _Rule] = {
+    "Mul": Algebra._mul,
+    "Div": Algebra._div,
+    "Sqrt": lambda a, n, r: a._power_by(n, r, Fraction(1, 2)),
+    "Reciprocal": lambda a, n, r: a._power_by(n, r, Fraction(-1)),
+    "Pow": Algebra._pow,
+    "Neg": Algebra._neg,
+    "Cast": Algebra._cast,
+    "CastLike": Algebra._cast,
+    "Identity": Algebra._same,
+    "Abs": Algebra._abs,
+    "Add": Algebra._add,
+    "Sub": Algebra._sub,
+    "Max": Algebra._max,
+    "Clip": Algebra._clip,
+    "Unsqueeze": Algebra._unsqueeze,
+    "Reshape": Algebra._reshape,
+    "Expand": Algebra._expand,
+    "Slice": Algebra._slice,
+    "Transpose": Algebra._transpose,
+}

@@ -1,0 +1,213 @@
+"""Small constants of a model: scalars and integer lists, folded where exporters compute them.
+
+Weights are never read: a tensor kept in external data is looked at only while it is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  (makes numpy know bfloat16)
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx.view import Ref, View
+
+_EXTERNAL_LIMIT = 4096  # elements of an external tensor that may be read; a gain or a weight matrix is not read
+_FOLD_DEPTH = 8
+UNKNOWN_DIM = -(10**9)  # stands for a dimension known only at run time in a folded shape vector
+
+
+class Scalar(NamedTuple):
+    """One number of a graph, as stored, with the numpy dtype that holds it."""
+
+    value: float
+    dtype: np.dtype[Any]
+
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Neg": np.negative,
+    "Abs": np.abs,
+}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+}
+_SAME = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand")
+
+
+class Constants:
+    """Reads and folds small constants of a view."""
+
+    def __init__(self, view: View, shape_of: Callable[[Ref], tuple[Any, ...] | None]) -> None:
+        self._view = view
+        self._shape_of = shape_of
+        self._memo: dict[tuple[Ref, int], Any] = {}
+
+    def overridable(self, ref: Ref) -> bool:
+        """Whether a caller may replace the value at run time: an initializer that is also a graph input."""
+        value = ref.value
+        return value.is_graph_input() and value.is_initializer() and (self._view.model.ir_version or 4) >= 4
+
+    def tensor(self, ref: Ref) -> ir.TensorProtocol | None:
+        """The tensor of an initializer or a Constant node, unread."""
+        value = ref.value
+        if value.is_initializer():
+            return None if self.overridable(ref) else value.const_value
+        node = value.producer()
+        if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            return None
+        for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
+            if name in node.attributes:
+                attr = self._view.attribute(node, ref.calls, name)
+                return None if attr is None else _attribute_tensor(attr)
+        return None
+
+    def uniform(self, ref: Ref | None) -> Scalar | None:
+        """The one number that a constant of any shape repeats, or None."""
+        if ref is None:
+            return None
+        array = self._array(ref, 0)
+        if array is None or array.size == 0:
+            return None
+        first = array.reshape(-1)[:1]
+        if array.size > 1 and not bool(np.all(array == first)):
+            return None
+        return Scalar(float(first.astype(np.float64)[0]), array.dtype)
+
+    def scalar(self, ref: Ref | None) -> Scalar | None:
+        """A constant of one element, or None."""
+        if ref is None:
+            return None
+        tensor = self.tensor(ref)
+        if tensor is not None and tensor.size != 1:
+            return None
+        array = self._array(ref, 0)
+        return self.uniform(ref) if array is not None and array.size == 1 else None
+
+    def integers(self, ref: Ref | None) -> tuple[int, ...] | None:
+        """A constant integer vector (axes, a shape), or None."""
+        if ref is None:
+            return None
+        array = self._array(ref, 0)
+        if array is None or array.dtype.kind not in "iu":
+            return None
+        return tuple(int(v) for v in array.reshape(-1))
+
+    def _array(self, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
+        key = (ref, depth)
+        if key not in self._memo:
+            self._memo[key] = self._compute(ref, depth)
+        result: np.ndarray[Any, Any] | None = self._memo[key]
+        return result
+
+    def _compute(self, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
+        tensor = self.tensor(ref)
+        if tensor is not None:
+            return _read(tensor)
+        node = ref.value.producer()
+        if node is None or depth >= _FOLD_DEPTH or node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op_type == "Shape":
+            return self._shape(node, ref.calls)
+        fold = _UNARY.get(node.op_type) or _BINARY.get(node.op_type)
+        if fold is None and node.op_type not in (*_SAME, "Cast", "Gather", "Concat", "ConstantOfShape", "Slice"):
+            return None
+        return self._fold(node, ref, depth)
+
+    def _fold(self, node: ir.Node, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
+        inputs = [r if r is None else self._array(r, depth + 1) for r in self._view.inputs(node, ref.calls)]
+        if not inputs or inputs[0] is None:
+            return None
+        kind, first = node.op_type, inputs[0]
+        with np.errstate(all="ignore"):
+            if kind in _UNARY and first.dtype.kind != "i":
+                return np.asarray(_UNARY[kind](first)).astype(first.dtype)
+            if kind in _BINARY:
+                second = inputs[1] if len(inputs) > 1 else None
+                return None if second is None else _binary(kind, first, second)
+            if kind == "Cast":
+                dtype = ref.value.dtype or _cast_target(self._view, node, ref)
+                return None if dtype is None or dtype == ir.DataType.STRING else first.astype(dtype.numpy())
+            if kind in _SAME:
+                return self._same(kind, first, ref)
+        return _gather_like(self._view, node, ref, inputs)
+
+    def _same(self, kind: str, first: np.ndarray[Any, Any], ref: Ref) -> np.ndarray[Any, Any] | None:
+        if kind == "Expand" and first.size == 1:  # whatever its target, one number repeated
+            shape = self._shape_of(ref)
+            if shape is None or not all(isinstance(d, int) for d in shape) or math.prod(shape) > _EXTERNAL_LIMIT:
+                return None
+            return np.broadcast_to(first, shape)
+        return first if kind != "Expand" else None
+
+    def _shape(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> np.ndarray[Any, Any] | None:
+        source = self._view.input(node, calls, 0)
+        shape = None if source is None else self._shape_of(source)
+        if shape is None or node.attributes.get("start") or node.attributes.get("end"):
+            return None
+        # An unknown dimension is kept as a mark, so that a Gather of a known one beside it still folds.
+        return np.array([d if isinstance(d, int) else UNKNOWN_DIM for d in shape], dtype=np.int64)
+
+
+def _read(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any] | None:
+    if tensor.dtype == ir.DataType.STRING:
+        return None
+    if isinstance(tensor, ir.ExternalTensor) and tensor.size > _EXTERNAL_LIMIT:
+        return None
+    return tensor.numpy()
+
+
+def _attribute_tensor(attr: ir.Attr) -> ir.TensorProtocol | None:
+    if attr.type == ir.AttributeType.TENSOR:
+        return attr.as_tensor()
+    if attr.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+        return ir.tensor(np.asarray(attr.value, dtype=np.float32))
+    if attr.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
+        return ir.tensor(np.asarray(attr.value, dtype=np.int64))
+    return None
+
+
+def _cast_target(view: View, node: ir.Node, ref: Ref) -> ir.DataType | None:
+    attr = view.attribute(node, ref.calls, "to")
+    return None if attr is None else ir.DataType(attr.as_int())
+
+
+def _binary(kind: str, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    if first.size * second.size > _EXTERNAL_LIMIT:
+        return None
+    if first.dtype.kind in "iu" and kind in ("Div", "Pow"):
+        return None
+    if any(a.dtype.kind == "i" and bool(np.any(a == UNKNOWN_DIM)) for a in (first, second)):
+        return None  # an unknown dimension
+    result = _BINARY[kind](first, second.astype(first.dtype) if kind == "Pow" else second)
+    return np.asarray(result).astype(first.dtype)
+
+
+def _gather_like(
+    view: View, node: ir.Node, ref: Ref, inputs: list[np.ndarray[Any, Any] | None]
+) -> np.ndarray[Any, Any] | None:
+    """Gather, Concat, Slice and ConstantOfShape of integer vectors: how exporters read one dimension of a shape."""
+    first = inputs[0]
+    if first is None or first.dtype.kind not in "iu":
+        return None
+    if node.op_type == "Gather" and len(inputs) > 1 and inputs[1] is not None and first.ndim == 1:
+        taken = first[np.clip(inputs[1], -first.size, first.size - 1)] if first.size else None
+        return None if taken is None or bool(np.any(taken == UNKNOWN_DIM)) else np.asarray(taken)
+    if node.op_type == "Concat" and all(i is not None and i.ndim == 1 for i in inputs):
+        return np.concatenate([i for i in inputs if i is not None])
+    if node.op_type == "Slice" and first.ndim == 1 and len(inputs) in (3, 4) and all(i is not None for i in inputs):
+        start, end = (int(i.reshape(-1)[0]) for i in inputs[1:3] if i is not None)
+        return first[start:end]
+    if node.op_type == "ConstantOfShape" and bool(np.all(first >= 0)) and math.prod(first) <= _EXTERNAL_LIMIT:
+        attr = view.attribute(node, ref.calls, "value")
+        fill = np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy()
+        return np.broadcast_to(fill.reshape(()), tuple(int(d) for d in first))
+    return None

@@ -1,0 +1,323 @@
+"""`find_rms_norms`: every RMSNorm of a model, and everything that looks like one, with the reason why it is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.algebra import Algebra, X
+from rmsnorm_onnx.chain import read_roundings
+from rmsnorm_onnx.claims import Claim, Claims, Gain
+from rmsnorm_onnx.native import Native
+from rmsnorm_onnx.placement import Found, Placer
+from rmsnorm_onnx.shapes import Shapes
+from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_centring
+from rmsnorm_onnx.view import Ref, View
+
+_WALK_LIMIT = 256  # values that one statistic may reach before it is given up
+
+
+def find_rms_norms(model: ir.Model) -> list[Match | Declined]:
+    """Finds every RMSNorm of a model, whatever its spelling, and every look-alike.
+
+    Pure: the model is not changed, and weights are not read. A site is a `Match` only if exponent, coefficient, axes,
+    shapes and types are all proven; otherwise it is `Declined`, with a code, one sentence and the node at fault.
+
+    Args:
+        model: Any ONNX model from opset 11 on; branches, loops and model-local functions are searched too.
+
+    Returns:
+        Matches and declined sites in the order of the graph.
+
+    >>> find_rms_norms(ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 18}), ir_version=10))
+    []
+    """
+    return Finder(model).run()
+
+
+class Finder:
+    """One search of one model."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._view = View(model)
+        self._shapes = Shapes(self._view)
+        self._squares = Squares(self._view, self._shapes)
+        self._native = Native(self._view, self._shapes)
+        self._placer = Placer(self._view, self._shapes)
+        self._centrings: set[ir.Node] = set()  # reported already, as the x of a statistic
+
+    def run(self) -> list[Match | Declined]:
+        """Visits every node once per chain of calls, and settles what functions' callers agree on."""
+        for node, calls in self._view.nodes():
+            if node.op_type in REDUCTIONS and node.domain in ("", "ai.onnx"):
+                self._visit(node, calls)
+            else:
+                native = self._native.read(node, calls)
+                if native is not None:
+                    self._placer.add_native(node, calls, native)
+        for node, calls in self._view.nodes():
+            if node.op_type == "Sub" and node not in self._centrings and self._is_lone_centring(node, calls):
+                reason = f"{node_name(node)} subtracts a mean; a centred value is LayerNorm's, not RMSNorm's"
+                self._placer.decline(Refusal(DeclineCode.LAYER_NORM, reason, node), node, calls)
+        return self._placer.settle()
+
+    def _is_lone_centring(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> bool:
+        return node.domain in ("", "ai.onnx") and is_centring(self._view, self._shapes, node, calls)
+
+    def _visit(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
+        candidates = self._squares.candidates(node, calls)
+        if candidates is None:
+            return
+        if isinstance(candidates, Refusal):
+            self._centrings.add(candidates.node)
+            self._placer.decline(candidates, node, calls)
+            return
+        refusals: list[Refusal] = []
+        for candidate in candidates:
+            found = self._roots(candidate, refusals)
+            if found:
+                for item in found:
+                    self._placer.add(item, node, calls)
+                return
+        self._placer.decline(_choose(refusals, node), node, calls)
+
+    def _roots(self, candidate: Candidate, refusals: list[Refusal]) -> list[Found]:
+        """The norms of one x: the last values that are claimed, each with what follows it."""
+        algebra = Algebra(self._view, self._shapes, candidate.reduction, candidate.x)
+        x_type = self._shapes.float_type(candidate.x)
+        if x_type is None:
+            node = candidate.reduction.node
+            known = self._shapes.dtype(candidate.x)
+            reason = f"x of {node_name(node)} is of type {known.name if known else 'unknown'}, not a float type"
+            refusals.append(Refusal(DeclineCode.TYPE if known else DeclineCode.SHAPE_UNKNOWN, reason, node))
+            return []
+        claims = Claims(self._view, self._shapes, candidate)
+        accepted: dict[Ref, Claim] = {}
+        for root in self._walk(algebra, candidate, refusals):
+            claim = claims.claim(algebra.product(root), root)
+            if isinstance(claim, Refusal):
+                refusals.append(claim)
+            elif self._is_own(claim, algebra):
+                accepted[root] = claim
+        last = self._last(algebra, candidate, accepted)
+        found = [self._found(algebra, claims, candidate, claim, x_type) for claim in last]
+        return [f for f in found if f is not None]
+
+    def _walk(self, algebra: Algebra, candidate: Candidate, refusals: list[Refusal]) -> Iterator[Ref]:
+        """Values that x and the mean square reach together through the algebra, in order."""
+        pending, seen = [candidate.reduction.output], {candidate.reduction.output}
+        if X() in candidate.reduction.product.powers:
+            yield candidate.reduction.output
+        reached_root = False
+        while pending and len(seen) < _WALK_LIMIT:
+            ref = pending.pop(0)
+            for node, calls in self._view.users(ref):
+                if not node.outputs or node.outputs[0].graph is None and node.graph is None:
+                    continue
+                out = Ref(node.outputs[0], calls)
+                if out in seen:
+                    continue
+                product = algebra.product(out)
+                if not product.statistics:
+                    refusals.extend(self._obstacle(node, calls, ref, algebra))
+                    continue
+                seen.add(out)
+                pending.append(out)
+                if node.op_type in ("Mul", "Div") and node.domain in ("", "ai.onnx"):
+                    reached_root = True
+                    yield out
+        if not reached_root and not refusals:
+            node = candidate.reduction.node
+            refusals.append(
+                Refusal(DeclineCode.UNUSED, f"no division by a root follows the mean square of {node_name(node)}", node)
+            )
+
+    def _obstacle(
+        self, node: ir.Node, calls: tuple[ir.Node, ...], ref: Ref, algebra: Algebra
+    ) -> Iterator[Refusal]:
+        """Why the algebra ends at a node that reads the statistic."""
+        name, product = node_name(node), algebra.product(ref)
+        if X() in product.powers:
+            return  # a consumer of the norm
+        if node.op_type in ("Add", "Sub", "Max", "Clip"):
+            others = [r for r in self._view.inputs(node, calls) if r is not None and r != ref]
+            if node.op_type == "Sub" and any(self._is_squared_mean(r) for r in others):
+                yield Refusal(
+                    DeclineCode.LAYER_NORM, f"{name} forms a variance, E[x^2] - E[x]^2: this is LayerNorm", node
+                )
+            elif len(product.powers) == 1:
+                yield self._epsilon_refusal(node, others)
+            return
+        if node.op_type in ("Cast", "CastLike", "Floor", "Ceil", "Round"):
+            yield Refusal(DeclineCode.TYPE, f"{name} takes the statistic through integers", node)
+        elif node.op_type in ("Mul", "Div"):
+            yield Refusal(
+                DeclineCode.SHAPE,
+                f"{name} broadcasts the statistic along another axis than it was taken over (keepdims=0)",
+                node,
+            )
+        elif node.op_type in ("Pow", "Sqrt", "Reciprocal"):
+            yield Refusal(
+                DeclineCode.EXPONENT, f"the power that {name} takes of the mean square is not known to be a root", node
+            )
+        elif node.op_type in ("Unsqueeze", "Reshape", "Expand", "Transpose"):
+            yield Refusal(DeclineCode.SHAPE, f"{name} moves the statistic to axes that are not proven to be x's", node)
+
+    def _epsilon_refusal(self, node: ir.Node, others: list[Ref]) -> Refusal:
+        name = node_name(node)
+        for ref in others:
+            if self._shapes.constants.overridable(ref):
+                return Refusal(
+                    DeclineCode.EPSILON, f"the epsilon {ref.value.name} of {name} is a graph input with a default, "
+                    "which a caller may override", node,
+                )  # fmt: skip
+            if self._shapes.constants.tensor(ref) is not None:
+                return Refusal(DeclineCode.EPSILON, f"the epsilon of {name} is a vector of different values", node)
+        return Refusal(DeclineCode.EPSILON, f"what {name} adds to the statistic is known only at run time", node)
+
+    def _is_squared_mean(self, ref: Ref) -> bool:
+        node = ref.value.producer()
+        if node is None or node.op_type not in ("Mul", "Pow"):
+            return False
+        source = self._view.input(node, ref.calls, 0)
+        reducer = None if source is None else source.value.producer()
+        return reducer is not None and reducer.op_type == "ReduceMean"
+
+    def _is_own(self, claim: Claim, algebra: Algebra) -> bool:
+        """A scalar factor on a normalised value that others read too is theirs to apply, not this norm's gain."""
+        if claim.gain is None or claim.product.opaques:
+            return True
+        node = claim.root.value.producer()
+        assert node is not None
+        for source in self._view.inputs(node, claim.root.calls):
+            if source is not None and X() in algebra.product(source).powers and algebra.product(source).statistics:
+                return self._sole_user(source) is not None
+        return True
+
+    def _last(self, algebra: Algebra, candidate: Candidate, accepted: dict[Ref, Claim]) -> list[Claim]:
+        """The claims that no other claim goes through."""
+        inner: set[Ref] = set()
+        for root in accepted:
+            pending = [root]
+            while pending:
+                ref = pending.pop()
+                node = ref.value.producer()
+                if node is None or ref in (candidate.x, candidate.reduction.output):
+                    continue
+                for source in self._view.inputs(node, ref.calls):
+                    if source is not None and source not in inner and algebra.product(source).of_norm:
+                        inner.add(source)
+                        pending.append(source)
+        return [claim for root, claim in accepted.items() if root not in inner]
+
+    def _sole_user(self, ref: Ref) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
+        """The one node that reads a value which is no output, or None."""
+        users = list(self._view.users(ref))
+        return users[0] if len(users) == 1 and not self._view.is_model_output(ref) else None
+
+    def _found(
+        self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, x_type: str
+    ) -> Found | None:
+        roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
+        gain = claim.gain
+        root_type = self._shapes.float_type(claim.root)
+        if root_type is None:
+            return None
+        if gain is not None and gain.offset:
+            formed = dtypes.wider(roundings.normalized, roundings.gain)
+            if formed != roundings.product and dtypes.holds(root_type, "float32"):
+                gain = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
+                claim = dataclasses.replace(claim, gain=gain)
+                roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
+        root, bias, result_type = self._tail(claims, claim.root, roundings.product, root_type)
+
+        def relative(name: str) -> str:
+            return "x" if name == x_type else name
+
+        spec = RMSNormSpec(
+            axes=candidate.reduction.axes,
+            epsilon=claim.epsilon,
+            epsilon_placement=claim.placement,
+            leading=candidate.leading,
+            has_gain=gain is not None,
+            gain_offset=gain.offset if gain is not None else 0.0,
+            has_bias=bias is not None,
+            statistic_type=roundings.statistic,
+            factor_type=roundings.factor,
+            normalized_type=relative(roundings.normalized),
+            gain_type=relative(roundings.product if bias is not None and gain is not None and not gain.offset else
+                               roundings.gain),
+            result_type=relative(result_type),
+        )  # fmt: skip
+        changes = roundings.changes
+        if claim.rounded_coefficient is not None:
+            changes = (*changes, claim.rounded_coefficient)
+        notes = (*roundings.notes, *_notes(claim, spec))
+        return Found(spec, candidate.x, gain.value if gain else None, bias, root, x_type, changes, notes)
+
+    def _tail(
+        self, claims: Claims, root: Ref, product_type: str, result_type: str
+    ) -> tuple[Ref, Ref | None, str]:
+        """Takes in what follows the product and belongs to the norm: a bias, then a Cast to a narrower type."""
+        bias: Ref | None = None
+        for _ in range(4):
+            user = self._sole_user(root)
+            if user is None:
+                break
+            node, calls = user
+            out = Ref(node.outputs[0], calls)
+            out_type = self._shapes.float_type(out)
+            if out_type is None or node.domain not in ("", "ai.onnx"):
+                break
+            if node.op_type == "Add" and bias is None and result_type == product_type:
+                other = [r for r in self._view.inputs(node, calls) if r is not None and r != root]
+                if len(other) != 1 or not claims.proves_bias(other[0], node):
+                    break
+                bias, root = claims._widened(other[0]), out
+            elif node.op_type == "Cast" and out_type != result_type and not dtypes.holds(out_type, result_type):
+                root, result_type = out, out_type
+                break
+            else:
+                break
+        return root, bias, result_type
+
+
+def _notes(claim: Claim, spec: RMSNormSpec) -> list[str]:
+    notes = []
+    if not dtypes.holds(spec.statistic_type, "float32"):
+        notes.append(
+            f"the graph computes the statistic in {spec.statistic_type}, where squares overflow or vanish; every form "
+            "computes it in float32"
+        )
+    if claim.epsilon == 0:
+        why = "its epsilon is 0" if claim.has_epsilon else "no epsilon is added"
+        notes.append(f"{why}: a row of zeros gives NaN, in the graph and after a rewrite alike")
+    return notes
+
+
+_PRIORITY = (
+    DeclineCode.LAYER_NORM,
+    DeclineCode.EPSILON,
+    DeclineCode.TYPE,
+    DeclineCode.SHAPE_UNKNOWN,
+    DeclineCode.SHAPE,
+    DeclineCode.COEFFICIENT,
+    DeclineCode.EXPONENT,
+    DeclineCode.NUMERATOR,
+)
+
+
+def _choose(refusals: list[Refusal], node: ir.Node) -> Refusal:
+    """The refusal that tells most: what is named, before what merely does not fit."""
+    for code in _PRIORITY:
+        for refusal in refusals:
+            if refusal.code is code:
+                return refusal
+    if refusals:
+        return refusals[0]
+    return Refusal(DeclineCode.UNUSED, f"no division by a root follows the mean square of {node_name(node)}", node)

@@ -1,0 +1,237 @@
+"""Where a norm stands: in one graph, as values that a rewrite can use, agreed on by all callers of a function."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx.forms import FORMS, Reading
+from rmsnorm_onnx.shapes import Shapes
+from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.squares import Refusal
+from rmsnorm_onnx.view import Ref, View
+
+OWN_DOMAIN = "rmsnorm_onnx"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """A norm in terms of Refs, before it has a place."""
+
+    spec: RMSNormSpec
+    x: Ref
+    gain: Ref | None
+    bias: Ref | None
+    root: Ref
+    x_type: str
+    changes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    """One result, and the chains of calls in which it was seen."""
+
+    result: Match | Declined
+    contexts: set[tuple[ir.Node, ...]]
+    disagrees: bool = False
+
+
+class Placer:
+    """Collects what a search found and settles it to one result a site."""
+
+    def __init__(self, view: View, shapes: Shapes) -> None:
+        self._view = view
+        self._shapes = shapes
+        self._entries: dict[object, _Entry] = {}
+
+    def add(self, found: Found, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
+        """Places a norm that starts at a reduction."""
+        placed = self._place(found)
+        if placed is None:
+            reason = f"the norm at {node_name(node)} crosses function boundaries in a way that no one node can replace"
+            self.decline(Refusal(DeclineCode.SHAPE, reason, node), node, calls)
+            return
+        match, level = placed
+        problem = self._contradiction(match)
+        if problem is not None:
+            self._record(match.node, Declined(DeclineCode.MISMATCH, problem, match.node, match.scope), level)
+            return
+        self._record(match.output, match, level)
+
+    def add_native(self, node: ir.Node, calls: tuple[ir.Node, ...], reading: Reading | Declined) -> None:
+        """Places a norm that is one node already."""
+        scope = self._view.scope(node)
+        if isinstance(reading, Declined):
+            self._record(node, dataclasses.replace(reading, scope=scope), calls)
+            return
+        x = self._view.resolve(Ref(reading.x, calls))
+        x_type = None if x is None else self._shapes.float_type(x)
+        if x is None or x_type is None:
+            reason = f"the type of the input of {node_name(node)} is unknown; run shape inference"
+            self._record(node, Declined(DeclineCode.SHAPE_UNKNOWN, reason, node, scope), calls)
+            return
+        gain = None if reading.gain is None else self._view.resolve(Ref(reading.gain, calls))
+        match = Match(
+            spec=reading.spec,
+            form=self._form(node),
+            node=node,
+            x=reading.x,
+            gain=reading.gain,
+            bias=reading.bias,
+            output=node.outputs[0],
+            x_type=x_type,
+            gain_type=None if gain is None else self._shapes.float_type(gain),
+            scope=scope,
+            notes=reading.notes,
+            residual=reading.residual,
+        )
+        self._record(node.outputs[0], match, calls)
+
+    def decline(self, refusal: Refusal, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
+        """Keeps the reason why a candidate is no norm."""
+        if any(call.domain == OWN_DOMAIN for call in calls):
+            own = next(call for call in calls if call.domain == OWN_DOMAIN)
+            reason = f"the function body of {node_name(own)} is no RMSNorm: {refusal.reason}"
+            self._record(own, Declined(DeclineCode.MISMATCH, reason, own, self._view.scope(own)), ())
+            return
+        declined = Declined(refusal.code, refusal.reason, refusal.node, self._view.scope(refusal.node))
+        self._record((refusal.code, refusal.node, node), declined, calls)
+
+    def settle(self) -> list[Match | Declined]:
+        """One result a site, in the order of the search."""
+        results = []
+        for entry in self._entries.values():
+            result = entry.result
+            if isinstance(result, Match) and (entry.disagrees or not self._seen_by_all(entry)):
+                reason = f"the callers of the function around {result.name} do not agree on what it computes"
+                result = Declined(DeclineCode.SHAPE, reason, result.node, result.scope)
+            results.append(result)
+        return results
+
+    def _record(self, key: object, result: Match | Declined, calls: tuple[ir.Node, ...]) -> None:
+        entry = self._entries.setdefault(key, _Entry(result, set()))
+        entry.contexts.add(calls)
+        if entry.result is result:
+            return
+        if isinstance(entry.result, Match) and isinstance(result, Match) and entry.result.node is result.node:
+            if FORMS.get(entry.result.form) is not FORMS.get(result.form):  # a plugin node that has a body too
+                entry.disagrees = not _same_numbers(entry.result, result)
+            else:
+                entry.disagrees = entry.disagrees or not _agrees(entry.result, result)
+
+    def _seen_by_all(self, entry: _Entry) -> bool:
+        """Whether every chain of calls that reaches a site inside a function gave this result."""
+        last = {calls[-1].op_identifier() for calls in entry.contexts if calls}
+        if not last:
+            return True
+        return entry.contexts >= {c for c in self._all_contexts() if c and c[-1].op_identifier() in last}
+
+    def _all_contexts(self) -> set[tuple[ir.Node, ...]]:
+        if not hasattr(self, "_contexts"):
+            self._contexts = {calls for _, calls in self._view.nodes()}
+        return self._contexts
+
+    def _form(self, node: ir.Node) -> str:
+        if node.domain == OWN_DOMAIN:
+            return "plugin" if "plugin_namespace" in node.attributes else "function"
+        return {"RMSNormalization": "onnx"}.get(node.op_type, "plugin" if "plugin_namespace" in node.attributes else
+                                                "contrib")  # fmt: skip
+
+    def _place(self, found: Found) -> tuple[Match, tuple[ir.Node, ...]] | None:
+        """The outermost graph in which one node can stand for the norm."""
+        calls = found.root.calls
+        for depth in range(len(calls) + 1):
+            context = calls[:depth]
+            output = self._lift(found.root, depth)
+            if output is None or (depth < len(calls) and len(calls[depth].outputs) != 1):
+                continue
+            own = depth < len(calls) and calls[depth].domain == OWN_DOMAIN
+            match = self._at(found, context, output, own)
+            if match is not None:
+                return match, context
+        return None
+
+    def _at(self, found: Found, context: tuple[ir.Node, ...], output: ir.Value, own: bool) -> Match | None:
+        x = self._express(found.x, context)
+        gain = None if found.gain is None else self._express(found.gain, context)
+        bias = None if found.bias is None else self._express(found.bias, context)
+        stored = own and gain is None and found.gain is not None  # the gain is an attribute of the node
+        if x is None or (found.gain is not None and gain is None and not stored):
+            return None
+        if found.bias is not None and bias is None:
+            return None
+        node = output.producer()
+        assert node is not None
+        notes = (*found.notes, *(("the gain is the node's tensor attribute",) if stored else ()))
+        return Match(
+            spec=found.spec,
+            form="primitive" if not own else "plugin" if "plugin_namespace" in node.attributes else "function",
+            node=node,
+            x=x,
+            gain=gain,
+            bias=bias,
+            output=output,
+            x_type=found.x_type,
+            gain_type=None if found.gain is None else self._shapes.float_type(found.gain),
+            scope=self._view.scope(node),
+            rounding_changes=found.changes,
+            notes=notes,
+        )
+
+    def _lift(self, ref: Ref, depth: int) -> ir.Value | None:
+        """A value of a function body as the output of the call at an outer level."""
+        value, calls = ref
+        while len(calls) > depth:
+            function = self._view.function_of(calls[-1])
+            index = next((i for i, o in enumerate(function.outputs) if o is value), None) if function else None
+            if index is None or index >= len(calls[-1].outputs):
+                return None
+            value, calls = calls[-1].outputs[index], calls[:-1]
+        return value
+
+    def _express(self, ref: Ref, context: tuple[ir.Node, ...]) -> ir.Value | None:
+        """The value of a graph that is the given Ref: lifted out of inner calls, then followed into outer ones."""
+        common = 0
+        while common < min(len(ref.calls), len(context)) and ref.calls[common] is context[common]:
+            common += 1
+        value = self._lift(ref, common)
+        for depth in range(common, len(context)):
+            call, function = context[depth], self._view.function_of(context[depth])
+            found = None
+            for index in range(min(len(call.inputs), len(function.inputs) if function else 0)):
+                if self._view.input(call, context[:depth], index) == ref:
+                    found = index
+            if found is None or function is None:
+                return None
+            value = function.inputs[found]
+        return value
+
+    def _contradiction(self, match: Match) -> str | None:
+        """What a function node's attributes say otherwise than its body."""
+        if match.form not in ("function", "plugin"):
+            return None
+        attributes = match.node.attributes
+        axis, epsilon = attributes.get("axis"), attributes.get("epsilon")
+        if axis is not None and axis.as_int() != match.spec.axes[0]:
+            return (
+                f"attribute axis of {match.name} is {axis.as_int()}, but its function body normalises from axis "
+                f"{match.spec.axes[0]} on"
+            )
+        if epsilon is not None and np.float32(epsilon.as_float()) != np.float32(match.spec.epsilon):
+            return (
+                f"attribute epsilon of {match.name} is {epsilon.as_float():g}, but its function body adds "
+                f"{match.spec.epsilon:g}"
+            )
+        return None
+
+
+def _agrees(a: Match, b: Match) -> bool:
+    return (a.spec, a.x_type, a.gain_type, a.x, a.gain, a.bias) == (b.spec, b.x_type, b.gain_type, b.x, b.gain, b.bias)
+
+
+def _same_numbers(a: Match, b: Match) -> bool:
+    return a.spec.canonical(a.x_type) == b.spec.canonical(b.x_type)

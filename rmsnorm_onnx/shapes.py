@@ -1,0 +1,371 @@
+"""Types and shapes of values, as far as a proof needs them.
+
+A declared shape is completed by the rules of the operators that norms are made of, and where that is not enough by
+onnx's own shape inference, run once over the graph without its weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.constants import UNKNOWN_DIM, Constants
+from rmsnorm_onnx.view import Ref, View
+
+Dim = int | str | None
+Dims = tuple[Dim, ...]
+
+_INFERENCE_INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
+_MAX_DEPTH = 200
+
+_SAME_SHAPE = frozenset(
+    "Identity Cast CastLike Sqrt Reciprocal Neg Abs Exp Log Sigmoid Tanh Relu Erf Clip Softmax LpNormalization "
+    "RMSNormalization SimplifiedLayerNormalization LayerNormalization Dropout Floor Ceil Round Sign Not Gelu".split()
+)
+_BROADCAST = frozenset("Add Sub Mul Div Pow Max Min Sum Mean PRelu Mod".split())
+_REDUCE = frozenset("ReduceMean ReduceSum ReduceSumSquare ReduceL2 ReduceL1 ReduceMax ReduceMin ReduceProd".split())
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are proven equal: equal numbers, or one symbol."""
+    return a is not None and a == b
+
+
+def same_shape(a: Dims | None, b: Dims | None) -> bool:
+    """Whether two shapes are proven equal."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
+
+
+def _broadcast_dim(a: Dim, b: Dim) -> Dim:
+    if same_dim(a, b) or b == 1:
+        return a
+    if a == 1:
+        return b
+    for dim in (a, b):  # a number above 1 wins over whatever broadcasts with it
+        if isinstance(dim, int):
+            return dim
+    return None
+
+
+def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
+    """The numpy broadcast of shapes, with unknown dimensions as None."""
+    known = [s for s in shapes if s is not None]
+    if not known or len(known) != len(shapes):
+        return None
+    rank = max(map(len, known))
+    result: list[Dim] = [1] * rank
+    for shape in known:
+        padded = (1,) * (rank - len(shape)) + shape
+        result = [_broadcast_dim(a, b) for a, b in zip(result, padded, strict=True)]
+    return tuple(result)
+
+
+class Shapes:
+    """Answers "which shape, which float type" for any Ref of a view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.constants = Constants(view, self.shape)
+        self._memo: dict[Ref, Dims | None] = {}
+        self._types: dict[Ref, ir.DataType | None] = {}
+        self._depth = 0
+        self._inferred: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] | None = None
+        self._bodies: dict[tuple[ir.Node, ...], dict[ir.Value, tuple[ir.DataType | None, Dims | None]]] = {}
+
+    def dtype(self, ref: Ref) -> ir.DataType | None:
+        """The element type of a resolved Ref, or None when it is unknown."""
+        if ref not in self._types:
+            self._types[ref] = self._dtype(ref)
+        return self._types[ref]
+
+    def float_type(self, ref: Ref) -> str | None:
+        """The float type's name, or None when the type is unknown or no float that norms are computed in."""
+        return dtypes.float_name(self.dtype(ref))
+
+    def shape(self, ref: Ref) -> Dims | None:
+        """The shape of a resolved Ref, its dimensions as far as they are known; None when the rank is unknown."""
+        if ref in self._memo:
+            return self._memo[ref]
+        if self._depth > _MAX_DEPTH:
+            return _declared(ref.value)
+        self._memo[ref] = _declared(ref.value)  # a cycle ends here
+        self._depth += 1
+        try:
+            self._memo[ref] = self._shape(ref)
+        finally:
+            self._depth -= 1
+        return self._memo[ref]
+
+    def _dtype(self, ref: Ref) -> ir.DataType | None:
+        value = ref.value
+        if value.const_value is not None:
+            return value.const_value.dtype
+        node = value.producer()
+        if node is not None and node.op_type == "Cast" and node.domain == "":
+            attr = self._view.attribute(node, ref.calls, "to")
+            return None if attr is None else ir.DataType(attr.as_int())
+        if value.dtype is not None and not ref.calls:
+            return value.dtype
+        if node is not None and node.domain == "" and not ref.calls and value.dtype is None:
+            found = self._from_inputs(node, ref)
+            return found if found is not None else self._infer(ref)[0]
+        if node is not None and ref.calls:
+            found = self._from_inputs(node, ref)
+            return found if found is not None else (value.dtype or self._infer(ref)[0])
+        return value.dtype or self._infer(ref)[0]
+
+    def _from_inputs(self, node: ir.Node, ref: Ref) -> ir.DataType | None:
+        """Types that follow from an operator: elementwise operators and reductions keep their first input's."""
+        if node.op_type == "Constant":
+            tensor = self.constants.tensor(ref)
+            return None if tensor is None else tensor.dtype
+        if node.op_type == "Shape":
+            return ir.DataType.INT64
+        keeps = node.op_type in _SAME_SHAPE | _BROADCAST | _REDUCE or node.op_type in (
+            "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Split", "Transpose", "MatMul", "Gemm", "Concat",
+        )  # fmt: skip
+        if not keeps:
+            return None
+        index = 1 if node.op_type == "CastLike" else 0
+        source = self._view.input(node, ref.calls, index)
+        return None if source is None else self.dtype(source)
+
+    def _shape(self, ref: Ref) -> Dims | None:
+        declared = _declared(ref.value)
+        if declared is not None and not ref.calls and None not in declared:
+            return declared
+        node = ref.value.producer()
+        if ref.value.const_value is not None and node is None:
+            return tuple(ref.value.const_value.shape)  # type: ignore[arg-type]
+        ruled = None if node is None or node.domain not in ("", "ai.onnx") else self._rule(node, ref)
+        if ruled is None and (declared is None or ref.calls):
+            ruled = self._infer(ref)[1]
+        if ruled is None or declared is None or len(ruled) != len(declared):
+            return ruled if ruled is not None else declared
+        return tuple(d if r is None else r for r, d in zip(ruled, declared, strict=True))
+
+    def _rule(self, node: ir.Node, ref: Ref) -> Dims | None:
+        kind, view = node.op_type, self._view
+        if kind == "Constant":
+            tensor = self.constants.tensor(ref)
+            return None if tensor is None else tuple(tensor.shape)  # type: ignore[arg-type]
+        inputs = view.inputs(node, ref.calls)
+        if not inputs or inputs[0] is None:
+            return None
+        if kind in _BROADCAST:
+            return broadcast([None if r is None else self.shape(r) for r in inputs])
+        first = self.shape(inputs[0])
+        if first is None and kind not in ("Reshape", "Expand"):
+            return None
+        if kind in _SAME_SHAPE:
+            return first if ref.value.index() == 0 else None
+        if kind in _REDUCE and first is not None:
+            return self._reduced(node, ref, first)
+        return self._movement(node, ref, inputs, first)
+
+    def _reduced(self, node: ir.Node, ref: Ref, first: Dims) -> Dims | None:
+        axes = reduction_axes(self, node, ref.calls, len(first))
+        if axes is None:
+            return None
+        keep = node.attributes.get("keepdims")
+        if keep is not None and keep.is_ref():
+            return None
+        if keep is None or keep.as_int():
+            return tuple(1 if i in axes else d for i, d in enumerate(first))
+        return tuple(d for i, d in enumerate(first) if i not in axes)
+
+    def _movement(self, node: ir.Node, ref: Ref, inputs: list[Ref | None], first: Dims | None) -> Dims | None:
+        kind = node.op_type
+        if kind in ("Unsqueeze", "Squeeze") and first is not None:
+            axes = self.axes_of(node, ref.calls)
+            return None if axes is None else _unsqueezed(first, axes) if kind == "Unsqueeze" else _squeezed(first, axes)
+        if kind == "Transpose" and first is not None:
+            perm = node.attributes.get("perm")
+            order = tuple(reversed(range(len(first)))) if perm is None else tuple(perm.as_ints())
+            return tuple(first[i] for i in order) if sorted(order) == list(range(len(first))) else None
+        if kind in ("Reshape", "Expand") and len(inputs) > 1:
+            target = self.constants.integers(inputs[1])
+            if target is None:
+                return None
+            if kind == "Expand":
+                dims = tuple(None if d == UNKNOWN_DIM else d for d in target)
+                return broadcast([first, dims]) if first is not None else None
+            allow_zero = node.attributes.get("allowzero")
+            return _reshaped(first, target, bool(allow_zero and allow_zero.as_int()))
+        return None
+
+    def axes_of(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> tuple[int, ...] | None:
+        """The constant axes of a Squeeze, Unsqueeze or reduction, from its attribute or its second input."""
+        attr = self._view.attribute(node, calls, "axes")
+        if attr is not None:
+            return tuple(attr.as_ints())
+        return self.constants.integers(self._view.input(node, calls, 1))
+
+    def _infer(self, ref: Ref) -> tuple[ir.DataType | None, Dims | None]:
+        if not ref.calls:
+            if self._inferred is None:
+                self._inferred = {}
+                self._inferred = _infer(self._view.model, self._view.model.graph)
+            return self._inferred.get(ref.value, (None, None))
+        if ref.calls not in self._bodies:
+            self._bodies[ref.calls] = {}
+            function = self._view.function_of(ref.calls[-1])
+            if function is not None:
+                self._bodies[ref.calls] = _infer(self._view.model, function.graph, self._arguments(function, ref.calls))
+        return self._bodies[ref.calls].get(ref.value, (None, None))
+
+    def _arguments(
+        self, function: ir.Function, calls: tuple[ir.Node, ...]
+    ) -> dict[ir.Value, tuple[ir.DataType | None, Dims | None]]:
+        arguments: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] = {}
+        for index, value in enumerate(function.inputs):
+            source = self._view.input(calls[-1], calls[:-1], index)
+            if source is not None:
+                arguments[value] = (self.dtype(source), self.shape(source))
+        return arguments
+
+
+def reduction_axes(
+    shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], rank: int
+) -> tuple[int, ...] | None:
+    """The axes of a reduction, not negative and ascending; None when they are known only at run time."""
+    axes = shapes.axes_of(node, calls)
+    if axes is None:
+        if len(node.inputs) > 1 and node.inputs[1] is not None:
+            return None
+        axes = ()
+    if not axes:
+        noop = node.attributes.get("noop_with_empty_axes")
+        return None if noop is not None and (noop.is_ref() or noop.as_int()) else tuple(range(rank))
+    wrapped = {a + rank if a < 0 else a for a in axes}
+    return tuple(sorted(wrapped)) if all(0 <= a < rank for a in wrapped) else None
+
+
+def _declared(value: ir.Value) -> Dims | None:
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def _unsqueezed(shape: Dims, axes: tuple[int, ...]) -> Dims | None:
+    rank = len(shape) + len(axes)
+    wrapped = {a + rank if a < 0 else a for a in axes}
+    if len(wrapped) != len(axes) or not all(0 <= a < rank for a in wrapped):
+        return None
+    rest = iter(shape)
+    return tuple(1 if i in wrapped else next(rest) for i in range(rank))
+
+
+def _squeezed(shape: Dims, axes: tuple[int, ...]) -> Dims | None:
+    wrapped = {a + len(shape) if a < 0 else a for a in axes}
+    if any(not 0 <= a < len(shape) or shape[a] != 1 for a in wrapped):
+        return None
+    return tuple(d for i, d in enumerate(shape) if i not in wrapped)
+
+
+def _reshaped(first: Dims | None, target: tuple[int, ...], allow_zero: bool) -> Dims:
+    dims: list[Dim] = []
+    for i, d in enumerate(target):
+        if d == 0 and not allow_zero:
+            dims.append(first[i] if first is not None and i < len(first) else None)
+        else:
+            dims.append(None if d == UNKNOWN_DIM else d)
+    if dims.count(-1) == 1:
+        dims[dims.index(-1)] = _remainder(first, [d for d in dims if d != -1])
+    return tuple(dims)
+
+
+def _remainder(first: Dims | None, others: list[Dim]) -> Dim:
+    """The -1 of a Reshape: what is left of the input once each of the other dimensions is taken out."""
+    if first is None:
+        return None
+    rest = list(first)
+    for d in [d for d in others if isinstance(d, str)]:
+        if d not in rest:
+            return None
+        rest.remove(d)
+    symbols = [d for d in rest if not isinstance(d, int)]
+    if None in others or len(symbols) > 1:
+        return None
+    have = math.prod(d for d in rest if isinstance(d, int))
+    want = math.prod(d for d in others if isinstance(d, int))
+    if symbols:
+        return symbols[0] if have == want else None
+    return have // want if want and have % want == 0 else None
+
+
+def _infer(
+    model: ir.Model,
+    graph: ir.Graph,
+    arguments: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] | None = None,
+) -> dict[ir.Value, tuple[ir.DataType | None, Dims | None]]:
+    """onnx's shape inference over a graph or a function body, without its weights; empty where onnx refuses."""
+    proto = onnx.ModelProto(ir_version=max(model.ir_version or 8, 8))
+    for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for value in graph.inputs:
+        if value not in graph.initializers.values():
+            dtype, shape = (arguments or {}).get(value, (value.dtype, _declared(value)))
+            _add_info(proto.graph, value.name or "", dtype, shape)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        if tensor.nbytes <= _INFERENCE_INPUT_LIMIT and not isinstance(tensor, ir.ExternalTensor):
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+        else:
+            _add_info(proto.graph, value.name or "", tensor.dtype, tuple(tensor.shape))  # type: ignore[arg-type]
+    for node in graph:
+        ir.serde.serialize_node_into(proto.graph.node.add(), node)
+    for function in model.functions.values():
+        if function.graph is not graph:
+            ir.serde.serialize_function_into(proto.functions.add(), function)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # whatever onnx finds wrong here, the sites are declined with an unknown shape
+        return {}
+    found: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] = {}
+    _collect(inferred.graph, graph, found)
+    return found
+
+
+def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shape: Dims | None) -> None:
+    if dtype is None:
+        return
+    info = graph.input.add(name=name)
+    info.type.tensor_type.elem_type = int(dtype)
+    for dim in shape if shape is not None else ():
+        entry = info.type.tensor_type.shape.dim.add()
+        if isinstance(dim, int):
+            entry.dim_value = dim
+        elif dim is not None:
+            entry.dim_param = dim
+    if shape is not None and not shape:
+        info.type.tensor_type.shape.SetInParent()
+
+
+def _collect(
+    proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, tuple[ir.DataType | None, Dims | None]]
+) -> None:
+    infos = {i.name: i.type.tensor_type for i in (*proto.value_info, *proto.output) if i.type.HasField("tensor_type")}
+    for node, node_proto in zip(graph, proto.node, strict=False):
+        for value in node.outputs:
+            info = infos.get(value.name or "")
+            if info is not None:
+                found[value] = (ir.DataType(info.elem_type), _dims(info))
+        for attr in node_proto.attribute:
+            own = node.attributes.get(attr.name)
+            if attr.type == onnx.AttributeProto.GRAPH and own is not None and not own.is_ref():
+                _collect(attr.g, own.as_graph(), found)
+
+
+def _dims(info: onnx.TypeProto.Tensor) -> Dims | None:
+    if not info.HasField("shape"):
+        return None
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim
+    )
