@@ -16,6 +16,7 @@ are no overloads here, and no name that any other function or custom operator of
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -125,22 +126,48 @@ class FunctionLibrary:
             self._made[body] = function
         return self._made[body]
 
-    def take_plugin_name(self) -> None:
-        """Keeps functions away from the name that plugin nodes bear."""
+    def want_plugin_body(self, body: Body) -> None:
+        """Notes the body that a plugin node would need to run without the plugin; `finish` may add it.
+
+        From now on no function takes the name that the plugin's nodes bear.
+        """
+        self._wanted[body] = None
         self._taken.add(NAME)
 
-    def want_plugin_body(self, body: Body) -> None:
-        """Notes the body that a plugin node would need to run without the plugin; `finish` may add it."""
-        self._wanted[body] = None
+    def finish(self) -> None:
+        """Settles who bears the name `RMSNorm`, once all sites are written; call it once at the end.
 
-    def finish(self) -> ir.Function | None:
-        """Adds the plugin nodes' body when they all need the same one and no other function bears their name."""
-        if len(self._wanted) != 1 or any(f.name == NAME for f in self._model.functions.values()):
-            return None
-        (body,) = self._wanted
-        function = build_function(body)
-        self._add(function, signature(function))
-        return function
+        Plugin nodes must find their own body under it, or none: a function of another body gives way to a name with
+        its digest, or goes where no node calls it. The body is added when all plugin nodes need the same one and no
+        function of another domain bears the name.
+        """
+        if not self._wanted:
+            return
+        bodies = {signature(build_function(body)): body for body in self._wanted}
+        bearer = self._model.functions.get((DOMAIN, NAME, ""))
+        if bearer is not None:
+            if len(bodies) == 1 and signature(bearer) in bodies:
+                return
+            self._rename(bearer)
+        if len(bodies) == 1 and all(f.name != NAME for f in self._model.functions.values()):
+            (sign,) = bodies
+            self._add(build_function(bodies[sign]), sign)
+
+    def _rename(self, function: ir.Function) -> None:
+        """Gives a function, and the nodes that call it, a name that nobody bears; removes it when none calls it."""
+        model, callers = self._model, []
+        for graph in (model.graph, *(f.graph for f in model.functions.values())):
+            nodes = (n for n in graph.all_nodes() if n.op_identifier() == function.identifier())
+            callers += [n for n in nodes if "plugin_version" not in n.attributes]
+        del model.functions[function.identifier()]
+        sign = signature(function)
+        self._signatures.pop(function.name, None)
+        if not callers:
+            return
+        function.name = f"{NAME}_{hashlib.sha256(sign).hexdigest()[:16]}"
+        self._add(function, sign)
+        for node in callers:
+            node.op_type = function.name
 
     def _add(self, function: ir.Function, sign: bytes) -> None:
         model = self._model

@@ -108,7 +108,7 @@ class Writer:
 
         Args:
             op_type: The operator.
-            inputs: Its inputs; None leaves one out.
+            inputs: Its inputs; None leaves one out. A constant of no graph becomes a Constant node.
             domain: Its domain, imported where it is not yet.
             n_outputs: How many outputs it has.
             attributes: Its attributes, as Python values or `ir.Attr`.
@@ -116,6 +116,7 @@ class Writer:
         if domain:
             self._import(domain)
         stem = self._root.name or self._root.outputs[0].name or self._root.op_type
+        inputs = tuple(self._attached(value) for value in inputs)
         node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=n_outputs)
         node.name = self._names.fresh(f"{stem}/{op_type}")
         for value in node.outputs:
@@ -136,6 +137,11 @@ class Writer:
     def inline(self, body: Body, x: ir.Value, gain: ir.Value | None, bias: ir.Value | None, epsilon: float) -> ir.Value:
         """Writes a body's operators in place of a node, and returns the result."""
         return emit(self.ops, body, x, gain, bias, self.constant(epsilon, body.spec.statistic_type))
+
+    def _attached(self, value: ir.Value | None) -> ir.Value | None:
+        if value is None or value.const_value is None or value.producer() is not None or value.graph is not None:
+            return value
+        return self.op("Constant", value=value.const_value)
 
     def _import(self, domain: str) -> None:
         for imports in (self._model.graph.opset_imports, self._scope.opset_imports):

@@ -24,7 +24,7 @@ class Site:
     x_type: str = "float32"
     gain_type: str | None = None
     bias_type: str | None = None
-    shape: tuple[int, ...] = (2, 3, 16)
+    shape: tuple[int, ...] = (3, 2, 16)
     gain_shape: tuple[int, ...] | None = None
     seed: int = 0
 
@@ -32,11 +32,13 @@ class Site:
         """Seeded x (with a zero row, a huge, a tiny one, and one near epsilon), gain and bias, in their own types."""
         rng = np.random.default_rng(self.seed)
         x = rng.normal(size=self.shape)
-        rows = np.moveaxis(x, self.spec.axes[0], 0) if self.spec.axes[-1] != -1 else x
-        if rows is x and x.shape[0] * x.shape[1] >= 4:
-            flat = x.reshape(-1, *self.shape[self.spec.axes[0] :])
-            flat[0], flat[1] = 0.0, flat[1] * 200
-            flat[2] *= np.sqrt(max(self.spec.epsilon, 1e-6))
+        rows = np.moveaxis(x, self.spec.axes, range(-len(self.spec.axes), 0))
+        rows = rows.reshape(-1, *(self.shape[a] for a in self.spec.axes))
+        kinds = (0.0, 200.0, np.sqrt(max(self.spec.epsilon, 1e-6)))
+        scales = np.array([*kinds, *[1.0] * len(rows)])[: len(rows)]
+        outer = tuple(n for a, n in enumerate(self.shape) if a - len(self.shape) not in self.spec.axes)
+        scales = scales.reshape(outer)
+        x *= np.expand_dims(scales, self.spec.axes)
         values = {"x": x.astype(dtypes.numpy_dtype(self.x_type))}
         gain_shape = self.gain_shape if self.gain_shape is not None else self.shape[self.spec.axes[0] :][-1:]
         if self.spec.has_gain:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rmsnorm_onnx.forms import function, primitive
+from rmsnorm_onnx.forms import contrib, function, onnx, plugin, primitive
 from rmsnorm_onnx.forms.reading import Form, Reading, TypeView
 
-FORMS: Mapping[str, Form] = MappingProxyType({"function": function, "primitive": primitive})
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {"function": function, "onnx": onnx, "contrib": contrib, "plugin": plugin, "primitive": primitive}
+)
 """Every form by its name."""
 
 __all__ = ["FORMS", "Form", "Reading", "TypeView"]

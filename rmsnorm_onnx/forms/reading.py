@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -35,6 +35,7 @@ class Reading:
         bias: The bias; None without one.
         residual: The value that the node adds to x first; None without one.
         notes: What a reader should know, each one sentence.
+        rounding_changes: Roundings of the node that the spec cannot say, each one sentence.
     """
 
     spec: RMSNormSpec
@@ -43,6 +44,7 @@ class Reading:
     bias: ir.Value | None = None
     residual: ir.Value | None = None
     notes: tuple[str, ...] = ()
+    rounding_changes: tuple[str, ...] = ()
 
 
 class Form(Protocol):
@@ -60,9 +62,56 @@ class Form(Protocol):
         """Writes a site that it has no refusal for and returns the new result, of the output's type and shape."""
 
 
-def invalid(node: ir.Node, reason: str) -> Declined:
-    """A native node that its own definition does not allow."""
-    return Declined(DeclineCode.INVALID, reason, node)
+class Unreadable(Exception):
+    """A native node that its own definition does not allow, or that cannot be read from what is known.
+
+    Args:
+        reason: One sentence.
+        code: The kind of reason.
+    """
+
+    def __init__(self, reason: str, code: DeclineCode = DeclineCode.INVALID) -> None:
+        """Holds the reason."""
+        super().__init__(reason)
+        self.code = code
+
+    def declined(self, node: ir.Node) -> Declined:
+        """The reason as a site that was declined."""
+        return Declined(self.code, f"{node.op_type}: {self}", node)
+
+
+def attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any = None) -> Any:
+    """The value of an attribute of a native node.
+
+    Raises:
+        Unreadable: it is absent without a default, of another type, or refers to the enclosing function's.
+    """
+    found = node.attributes.get(name)
+    if found is None:
+        if default is None:
+            raise Unreadable(f"the attribute {name} is missing")
+        return default
+    if found.type != kind:
+        raise Unreadable(f"the attribute {name} is {found.type.name}, and it must be {kind.name}")
+    if found.is_ref():
+        raise Unreadable(f"the attribute {name} is set by the callers of the function around it", DeclineCode.EPSILON)
+    return found.value
+
+
+def value_input(node: ir.Node, index: int, name: str) -> ir.Value:
+    """An input that must be there."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None:
+        raise Unreadable(f"the input {name} is missing")
+    return value
+
+
+def float_type(value: ir.Value, types: TypeView, name: str) -> str:
+    """The float type of an input."""
+    dtype = types.dtype(value)
+    if dtype is None:
+        raise Unreadable(f"the type of {name} is unknown, or no float type", DeclineCode.TYPE)
+    return dtype
 
 
 def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
