@@ -1,0 +1,78 @@
+"""`resolve`: from text on a command line to a module and its example inputs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from rmsnorm_onnx.errors import ExportError, UsageError
+
+
+def resolve(source: str) -> tuple[Any, Any]:
+    """Call what `source` names, and take the module and its example inputs from it.
+
+    Args:
+        source: "package.module:callable", importable from the working directory too, or "path/to/file.py:callable".
+            The callable takes nothing and returns (module, args).
+
+    Returns:
+        The torch.nn.Module, and its example inputs.
+
+    Raises:
+        UsageError: the text, or what it names, cannot be used so.
+        ExportError: the user's code raised; its words are kept.
+    """
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise UsageError(f"{source!r} names no callable; write module:callable or file.py:callable")
+    build: Any = _imported(place)
+    for part in name.split("."):
+        if not hasattr(build, part):
+            raise UsageError(f"{place} has no {name!r}; name a callable that returns (module, args)")
+        build = getattr(build, part)
+    if not callable(build):
+        raise UsageError(f"{source} is a {type(build).__name__}; name a callable that returns (module, args)")
+    try:
+        built = build()
+    except Exception as error:
+        raise ExportError(f"calling {source} failed: {_words(error)}") from error
+    if not isinstance(built, tuple) or len(built) != 2:
+        raise UsageError(f"{source} returned a {type(built).__name__}; it must return (module, args)")
+    return built
+
+
+def _imported(place: str) -> types.ModuleType:
+    path = Path(place)
+    try:
+        if path.suffix == ".py":
+            return _imported_file(path)
+        # An installed command does not see the working directory, as `python -m` does.
+        sys.path.insert(0, os.getcwd())
+        try:
+            return importlib.import_module(place)
+        finally:
+            sys.path.remove(os.getcwd())
+    except FileNotFoundError as error:
+        raise UsageError(f"{place} does not exist; check the path") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(f"cannot import {place}: no module named {error.name!r}") from error
+    except Exception as error:
+        raise ExportError(f"importing {place} failed: {_words(error)}") from error
+
+
+def _imported_file(path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

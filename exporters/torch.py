@@ -1,0 +1,315 @@
+"""`export`: any torch.nn.Module to an ONNX model in which every RMSNorm is one operator.
+
+The way is torch.export, then torch.onnx with our translations of torch's RMSNorm operators and without its optimiser
+(which deletes an epsilon of 1e-8), then `rmsnorm_onnx.fuse`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import io
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from rmsnorm_onnx import modelio
+from rmsnorm_onnx.errors import ExportError, MissingDependencyError, RMSNormError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rmsnorm_onnx.report import FusionReport
+
+OLDEST_OPSET = 18
+"""torch.onnx writes no older opset; it would answer with this one and a warning."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""The types that `export` converts a module to."""
+
+_DYNAMIC_DIMENSIONS = 2  # batch and sequence
+_LOUD_PACKAGES = ("torch", "transformers", "onnxscript", "onnx_ir")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What `export` made.
+
+    Attributes:
+        model: The model; its weights share memory with the module's.
+        opset: The opset of its default domain.
+        route: How it was exported, in words.
+        report: What `fuse` did, or None where it was not asked.
+        notes: What differs from what was asked by default, each one sentence: a dimension that stayed fixed.
+    """
+
+    model: ir.Model
+    opset: int
+    route: str
+    report: FusionReport | None
+    notes: tuple[str, ...] = ()
+
+
+def export(
+    module: torch.nn.Module,
+    args: Sequence[Any] | torch.Tensor,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    opset: int = OLDEST_OPSET,
+    dtype: str | None = None,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    fuse: bool = True,
+    consumer: str = "any",
+    form: str | None = None,
+) -> ExportResult:
+    """Export a module to ONNX, each of its RMSNorms as one operator.
+
+    The module is exported in inference mode and is left as it was.
+
+    Args:
+        module: The module, in any mode.
+        args: Example inputs for its forward.
+        kwargs: Example keyword inputs.
+        opset: The opset to write, 18 or newer.
+        dtype: "float32", "float16" or "bfloat16" converts a copy of the module, and floating-point inputs, first.
+        dynamic_shapes: As torch.export takes them. By default the first two dimensions (batch and sequence) of every
+            input of rank 2 or more are dynamic wherever the module allows it; `{}` fixes all of them.
+        input_names: Names for the graph's inputs.
+        output_names: Names for the graph's outputs.
+        output: A path to write the model to, with weights over 2 GiB in a data file beside it.
+        fuse: Whether to rewrite the norms; without it they are plain operators.
+        consumer: The runtime that will load the model, as `rmsnorm_onnx.fuse` takes it.
+        form: The form to write, over the consumer's choice.
+
+    Returns:
+        The model, the route it took, and the report of the norms.
+
+    Raises:
+        UsageError: an argument has no meaning; nothing was exported.
+        ExportError: a step failed; the message names it and keeps the exporter's words, and nothing was written.
+        MissingDependencyError: torch is not installed.
+    """
+    _check_arguments(opset, dtype, output)
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "exporting a module", "rmsnorm_onnx[torch]") from error
+
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    module, args, kwargs = _converted(module, args, dict(kwargs or {}), dtype)
+    with _quiet(), _inference(module), torch.no_grad():
+        program, wished = _trace(module, args, kwargs, dynamic_shapes)
+        model, route = _translate(program, opset, input_names, output_names)
+    report = None
+    if fuse:
+        model, report = _fuse(model, consumer, form)
+    if output is not None:
+        with _step("saving"):
+            modelio.save(model, output)
+    return ExportResult(model=model, opset=opset, route=route, report=report, notes=_fixed_dimensions(model, wished))
+
+
+def _check_arguments(opset: int, dtype: str | None, output: str | os.PathLike[str] | None) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if opset < OLDEST_OPSET:
+        raise ExportError(f"opset {opset} is older than {OLDEST_OPSET}, the oldest that torch.onnx writes")
+    if opset > newest:
+        raise ExportError(f"opset {opset} is newer than {newest}, the newest that the installed onnx knows")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"cannot export as {dtype!r}; use one of {', '.join(DTYPES)}")
+    if output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output))):
+        raise UsageError(f"cannot write {os.fspath(output)}: its folder does not exist; create it")
+
+
+def _converted(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The module and its inputs in the type asked for; a copy of the module where anything has to change."""
+    if dtype is None:
+        return module, args, kwargs
+    import torch
+    from torch.utils import _pytree as pytree
+
+    wanted = getattr(torch, dtype)
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    args, kwargs = pytree.tree_map(convert, (args, kwargs))
+    tensors = (*module.parameters(), *module.buffers())
+    if any(t.is_floating_point() and t.dtype != wanted for t in tensors):
+        with _step(f"conversion to {dtype}"):
+            module = copy.deepcopy(module).to(wanted)
+    return module, args, kwargs
+
+
+def _trace(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> tuple[torch.export.ExportedProgram, list[dict[int, Any]]]:
+    """The exported program, and the dimensions of each tensor input that are dynamic by default."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    with _step("torch.export"):
+        bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        default = pytree.tree_map(_dynamic_dimensions, bound)
+        shapes = default if dynamic_shapes is None else dynamic_shapes or None
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+    tensors = [leaf for leaf in pytree.tree_leaves(bound) if isinstance(leaf, torch.Tensor)]
+    return program, [_dynamic_dimensions(t) or {} for t in tensors] if dynamic_shapes is None else []
+
+
+def _dynamic_dimensions(leaf: Any) -> dict[int, Any] | None:
+    import torch
+
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() < _DYNAMIC_DIMENSIONS:
+        return None
+    # AUTO, not DYNAMIC: a dimension that the module ties to its weights is fixed, and named in the notes.
+    return dict.fromkeys(range(_DYNAMIC_DIMENSIONS), torch.export.Dim.AUTO)
+
+
+def _fixed_dimensions(model: ir.Model, wished: list[dict[int, Any]]) -> tuple[str, ...]:
+    """One note for each dimension that is dynamic by default and is fixed in this model."""
+    notes = []
+    for value, dimensions in zip(model.graph.inputs, wished, strict=False):
+        for dimension in dimensions:
+            size = value.shape[dimension] if value.shape is not None else None
+            if isinstance(size, int):
+                why = "torch makes a size of 1 static, so give an example of 2" if size == 1 else "the module fixes it"
+                notes.append(f"dimension {dimension} of input {value.name} is fixed at {size}: {why}")
+    return tuple(notes)
+
+
+def _translate(
+    program: torch.export.ExportedProgram,
+    opset: int,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> tuple[ir.Model, str]:
+    """Translate an exported program; torch's failure to view an attention's output is repaired once."""
+    import torch
+    from rmsnorm_onnx.exporters.translations import translations
+
+    def translate() -> ir.Model:
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            optimize=False,
+            verbose=False,
+            input_names=input_names,
+            output_names=output_names,
+            custom_translation_table=translations(opset),
+        )
+        if exported is None:
+            raise ExportError("torch.onnx.export gave no program")
+        model: ir.Model = exported.model
+        return model
+
+    route = "torch.export, torch.onnx"
+    with _step("translation to ONNX"):
+        try:
+            model = translate()
+        except Exception as error:
+            if "Cannot view a tensor" not in str(error) or not _lay_out_attention(program):
+                raise
+            model = translate()
+            route = "torch.export, attention outputs made contiguous, torch.onnx"
+        common.RemoveUnusedNodesPass()(model)
+    written = model.opset_imports.get("")
+    if written != opset:
+        raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
+    return model, route
+
+
+def _lay_out_attention(program: torch.export.ExportedProgram) -> bool:
+    """Make each attention's output contiguous, and say whether there was any.
+
+    torch traces a program several times, and attention's output has other strides each time: a reshape that was
+    recorded as a view in one trace is impossible in the next. A contiguous copy has the same strides in all of them,
+    and is an Identity in ONNX.
+    """
+    import torch
+
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    nodes = [n for n in program.graph.nodes if n.target is attention]
+    for node in nodes:
+        with program.graph.inserting_after(node):
+            clone = program.graph.call_function(
+                torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        clone.meta.update(node.meta)
+        node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+    program.graph_module.recompile()
+    return bool(nodes)
+
+
+def _fuse(model: ir.Model, consumer: str, form: str | None) -> tuple[ir.Model, FusionReport]:
+    from rmsnorm_onnx import passes
+
+    with _step("fusion"):
+        fused, report = passes.fuse(model, consumer=consumer, form=form)
+    return fused, report
+
+
+@contextlib.contextmanager
+def _step(name: str) -> Iterator[None]:
+    """Name the step at fault in whatever a foreign exporter raises; our own errors say enough."""
+    try:
+        yield
+    except RMSNormError:
+        raise
+    except Exception as error:
+        raise ExportError(f"{name} failed: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    """The root of an exception chain in one line: torch's outer errors say which issue tracker to use."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(_ANSI.sub("", str(error)).split())
+    return f"{type(error).__name__}: {text[:500]}"
+
+
+@contextlib.contextmanager
+def _inference(module: torch.nn.Module) -> Iterator[None]:
+    """Put a module into inference mode, and each of its parts back into the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' progress, warnings and advice off the terminal; failures are raised, not printed."""
+    # torch gives many of its loggers a level of their own; those made meanwhile inherit their package's.
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _LOUD_PACKAGES]
+    loggers = [logging.getLogger(name) for name in {*names, *_LOUD_PACKAGES}]
+    levels = [logger.level for logger in loggers]
+    sink = io.StringIO()  # torch prints whole graphs when it fails
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,318 @@
+"""The exporter: its plain spelling is torch's RMSNorm to the last rounding, and a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from rmsnorm_onnx.exporters import export
+from torch import nn
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.errors import ExportError, UsageError
+from rmsnorm_onnx.reference import error_bound, reference
+from rmsnorm_onnx.spec import RMSNormSpec, preset
+
+D = 48
+SHAPES = {
+    "weight": (D,),
+    "eps_none": (D,),
+    "no_weight": (D,),
+    "two_dims": (3, D),
+    "three_dims": (2, 3, D),
+    "tiny_epsilon": (D,),
+}
+EPSILONS = {"eps_none": None, "tiny_epsilon": 1e-9}
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class InOut(nn.Module):
+    """A module of any type behind float64 inputs and outputs, which numpy and onnxruntime can both hold."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.to(self.dtype)).to(torch.float64)
+
+
+def norm(variant: str, dtype: str) -> nn.RMSNorm:
+    """A seeded torch.nn.RMSNorm with a gain that is not one."""
+    torch.manual_seed(0)
+    module = nn.RMSNorm(SHAPES[variant], eps=EPSILONS.get(variant, 1e-6), elementwise_affine=variant != "no_weight")
+    if module.weight is not None:
+        with torch.no_grad():
+            module.weight.add_(0.3 * torch.randn(SHAPES[variant]))
+    return module.to(getattr(torch, dtype))
+
+
+def spec_of(variant: str, dtype: str) -> RMSNormSpec:
+    """What that module computes, with torch's default epsilon for the type."""
+    wide = "float64" if dtype == "float64" else "float32"
+    epsilon = EPSILONS.get(variant, 1e-6)
+    return preset(
+        "torch",
+        axes=tuple(range(-len(SHAPES[variant]), 0)),
+        epsilon=float(dtypes.finfo(wide).eps) if epsilon is None else epsilon,
+        has_gain=variant != "no_weight",
+        statistic_type=wide,
+        factor_type=wide,
+        normalized_type=wide,
+        gain_type=wide,
+    )
+
+
+def rows(shape: tuple[int, ...]) -> np.ndarray:
+    """[5, 4, *shape] with a zero row, a huge row, a tiny row and one whose mean square is near epsilon."""
+    x = np.random.default_rng(3).standard_normal((5, 4, *shape))
+    x[0, 0] = 0.0
+    x[1, 0] *= 8000.0
+    x[2, 0] *= 1e-5
+    x[3, 0] *= 1e-3
+    return x
+
+
+def run(model: ir.Model, *feeds: np.ndarray) -> list[np.ndarray]:
+    """Check a model fully and run it in onnxruntime, inputs in order."""
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip([i.name for i in session.get_inputs()], feeds, strict=True)))
+
+
+def check(variant: str, dtype: str, opset: int) -> None:
+    """Export, run on another batch and sequence than the example's, and hold both to the float64 reference."""
+    module, kind = norm(variant, dtype), dtypes.numpy_dtype(dtype)
+    wrapped = InOut(module, getattr(torch, dtype))
+    result = export(wrapped, torch.randn(2, 3, *SHAPES[variant], dtype=torch.float64), opset=opset, fuse=False)
+    assert result.model.opset_imports[""] == result.opset == opset and result.notes == ()
+    x = rows(SHAPES[variant])
+    [y] = run(result.model, x)
+    gain = None if module.weight is None else module.weight.detach().double().numpy().astype(kind)
+    spec, x = spec_of(variant, dtype), x.astype(kind)
+    exact, bound = reference(spec, x, gain), error_bound(spec, x, gain)
+    assert np.all(np.abs(y - exact) <= bound)
+    assert np.all(np.abs(wrapped(torch.from_numpy(x.astype(np.float64))).detach().numpy() - exact) <= bound)
+    assert not y[0, 0].any() and np.abs(y[3, 0]).max() > 0.1
+
+
+@pytest.mark.parametrize(("variant", "dtype", "opset"), [("weight", "float16", 18), ("eps_none", "bfloat16", 23)])
+def test_plain_spelling_is_torchs_norm(variant: str, dtype: str, opset: int) -> None:
+    """torch.nn.RMSNorm exports with torch's epsilon and its one rounding, at both ends of the opsets in use."""
+    check(variant, dtype, opset)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("opset", range(18, onnx.defs.onnx_opset_version() + 1))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", SHAPES)
+def test_plain_spelling_matrix(variant: str, dtype: str, opset: int) -> None:
+    """Every variant of torch.nn.RMSNorm, in every type, at every opset from 18 to onnx's newest."""
+    check(variant, dtype, opset)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epsilon", "written"),
+    [("float16", None, 2.0**-23), ("float32", None, 2.0**-23), ("float64", None, 2.0**-52), ("float64", 1e-6, 1e-6)],
+)
+def test_epsilon_is_exact(dtype: str, epsilon: float | None, written: float) -> None:
+    """The graph holds epsilon in the type of the statistic: torch's default for it, doubles to the last bit."""
+    module = nn.RMSNorm(D, eps=epsilon, dtype=getattr(torch, dtype))
+    result = export(module, torch.randn(2, 3, D, dtype=getattr(torch, dtype)), opset=23, fuse=False)
+    [add] = [n for n in result.model.graph if n.op_type == "Add"]
+    tensor = add.inputs[1].producer().attributes["value"].as_tensor()
+    assert tensor.dtype == (ir.DataType.DOUBLE if dtype == "float64" else ir.DataType.FLOAT)
+    assert tensor.numpy().item() == written
+
+
+def test_every_value_has_a_shape() -> None:
+    """Intermediate values carry types and shapes, so that a norm can be proven without shape inference."""
+    result = export(norm("two_dims", "float16"), torch.randn(2, 5, 3, D).half(), fuse=False)
+    values = [n.outputs[0] for n in result.model.graph if n.op_type != "Constant"]
+    assert len(values) == 9
+    assert all(v.shape is not None and v.shape[2:].count(None) == 0 and v.dtype is not None for v in values)
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_fused_operator(dtype: str, opset: int) -> None:
+    """aten._fused_rms_norm, which CUDA traces hold, gives the norm and 1/rms, the latter in float32."""
+
+    class Fused(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.ops.aten._fused_rms_norm(x, [D], w, None)
+
+    kind = np.dtype(dtype)
+    x, w = rows((D,)).astype(kind), np.linspace(0.5, 1.5, D).astype(kind)
+    result = export(Fused(), (torch.from_numpy(x), torch.from_numpy(w)), opset=opset, fuse=False)
+    y, factor = run(result.model, x, w)
+    spec = spec_of("eps_none", dtype)
+    assert np.all(np.abs(y - reference(spec, x, w)) <= error_bound(spec, x, w))
+    exact = 1 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 2.0**-23)
+    assert factor.dtype == np.float32 and np.abs(factor / exact - 1).max() < 10 * 2.0**-24
+
+
+@pytest.mark.parametrize(("x_type", "gain_type"), [("float16", "float32"), ("float32", "float64")])
+def test_wider_gain(x_type: str, gain_type: str) -> None:
+    """A gain wider than x is multiplied in its own type, and the result rounded once to x's, as torch does."""
+    x = rows((D,)).astype(x_type)
+    w = np.linspace(0.5, 1.5, D).astype(gain_type) / 3
+
+    class Wide(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return nn.functional.rms_norm(x, (D,), w, 1e-6)
+
+    result = export(Wide(), (torch.from_numpy(x), torch.from_numpy(w)), opset=23, fuse=False)
+    [y] = run(result.model, x, w)
+    spec = spec_of("weight", x_type).replace(gain_type=gain_type)
+    assert y.dtype == np.dtype(x_type)
+    assert np.all(np.abs(y - reference(spec, x, w)) <= error_bound(spec, x, w))
+
+
+def test_dtype_converts_a_copy() -> None:
+    """dtype converts a copy of the module and the floating-point inputs; the module keeps its own."""
+    module = norm("weight", "float32")
+    result = export(module, torch.randn(2, 3, D), dtype="bfloat16", fuse=False)
+    assert result.model.graph.inputs[0].dtype == ir.DataType.BFLOAT16
+    assert module.weight.dtype == torch.float32
+
+
+def test_default_shapes_are_dynamic_and_exceptions_are_named() -> None:
+    """Batch and sequence are dynamic; a dimension that the module or a size of 1 fixes is named in a note."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(D)
+
+        def forward(self, x: torch.Tensor, scale: float, *, y: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) * scale + self.norm(y)
+
+    x = torch.randn(2, 3, D)
+    result = export(Model(), (x, 0.5), kwargs={"y": torch.randn(1, D)}, fuse=False)
+    fixed = [[isinstance(d, int) for d in i.shape] for i in result.model.graph.inputs if len(i.shape) > 1]
+    assert fixed == [[False, False, True], [True, True]]
+    assert result.notes == (
+        "dimension 0 of input y is fixed at 1: torch makes a size of 1 static, so give an example of 2",
+        f"dimension 1 of input y is fixed at {D}: the module fixes it",
+    )
+    static = export(Model(), (x, 0.5), kwargs={"y": torch.randn(1, D)}, dynamic_shapes={}, fuse=False)
+    assert list(static.model.graph.inputs[0].shape) == [2, 3, D] and static.notes == ()
+
+
+def test_names_are_the_callers() -> None:
+    """Inputs and outputs bear the names that were asked for."""
+    result = export(
+        norm("weight", "float32"), torch.randn(2, 3, D), input_names=["in"], output_names=["out"], fuse=False
+    )
+    assert (result.model.graph.inputs[0].name, result.model.graph.outputs[0].name) == ("in", "out")
+
+
+@pytest.mark.parametrize("opset", [17, 13, onnx.defs.onnx_opset_version() + 1])
+def test_opset_out_of_reach(opset: int) -> None:
+    """An opset that cannot be written is an error that names the limit, before any work is done."""
+    with pytest.raises(ExportError, match=f"opset {opset} is (older than 18|newer than {opset - 1})"):
+        export(norm("weight", "float32"), torch.randn(2, 3, D), opset=opset)
+
+
+def test_another_opset_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """When torch.onnx writes another opset than the one asked for, the export fails and writes nothing."""
+    genuine = torch.onnx.export
+
+    def other(*args, opset_version: int, **kwargs):
+        return genuine(*args, opset_version=18, **kwargs)
+
+    monkeypatch.setattr(torch.onnx, "export", other)
+    with pytest.raises(ExportError, match="wrote opset 18, not 20"):
+        export(nn.Linear(4, 4), torch.randn(2, 4), opset=20, output=tmp_path / "m.onnx", fuse=False)
+    assert not list(tmp_path.iterdir())
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Untranslatable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(x).real
+
+
+@pytest.mark.parametrize(
+    ("module", "step"), [(Branching(), "torch.export failed: "), (Untranslatable(), "translation to ONNX failed: ")]
+)
+def test_failures_name_their_step(module: nn.Module, step: str, tmp_path, capfd) -> None:
+    """A failure names its step and the exporter's words in one line, says nothing else and writes nothing."""
+    with pytest.raises(ExportError) as caught:
+        export(module, torch.randn(4, 4), output=tmp_path / "m.onnx")
+    message = str(caught.value)
+    assert message.startswith(step) and len(message) > len(step) + 20 and "\n" not in message
+    assert caught.value.__cause__ is not None
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_unwritable_output_is_found_first(tmp_path) -> None:
+    """An output whose folder does not exist is refused before the export starts."""
+    with pytest.raises(UsageError, match="its folder does not exist"):
+        export(Branching(), torch.randn(4, 4), output=tmp_path / "no" / "m.onnx")
+    with pytest.raises(UsageError, match="use one of float32, float16, bfloat16"):
+        export(Branching(), torch.randn(4, 4), dtype="half")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_module_and_process_are_left_as_they_were(fails: bool, capfd) -> None:
+    """Training modes, log levels and warning filters are restored after success and failure, and nothing is printed."""
+    module = nn.Sequential(norm("weight", "float32"), nn.Dropout(), Branching() if fails else nn.Identity())
+    module[1].eval()
+    logger = logging.getLogger("torch.onnx")
+    before = (logger.level, list(warnings.filters), torch.is_grad_enabled(), torch.get_default_dtype())
+    try:
+        export(module, torch.randn(2, 3, D), fuse=False)
+    except ExportError:
+        assert fails
+    else:
+        assert not fails
+    assert (logger.level, list(warnings.filters), torch.is_grad_enabled(), torch.get_default_dtype()) == before
+    assert [part.training for part in module] == [True, False, True] and module.training
+    assert capfd.readouterr() == ("", "")
+
+
+def test_output_is_written_whole(tmp_path) -> None:
+    """The file holds the model that is returned, passes the full check, and no temporary file stays."""
+    path = tmp_path / "norm.onnx"
+    result = export(norm("weight", "float16"), torch.randn(2, 3, D).half(), opset=23, output=path, fuse=False)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["norm.onnx"]
+    assert onnx.load(path) == ir.to_proto(result.model)
+
+
+class Gemma(nn.Module):
+    """Rounds once, (1 + w) in float32: torch's own exporter writes it with unlike types at opset 23."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, D))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (h * (1.0 + self.weight.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_hand_written_half_norm_is_valid(opset: int) -> None:
+    """Trap 11: a half Gemma norm passes the full check, loads, and is right (torch's fusions are not used)."""
+    module = Gemma().half()
+    x = rows((D,)).astype(np.float16)
+    [y] = run(export(module, torch.randn(2, 3, D).half(), opset=opset, fuse=False).model, x)
+    spec, gain = preset("gemma"), module.weight.detach().numpy()
+    assert np.all(np.abs(y - reference(spec, x, gain)) <= error_bound(spec, x, gain))
