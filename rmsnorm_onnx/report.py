@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
+import fnmatch
 import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+import numpy as np
+
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.site import Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
 
@@ -200,7 +205,10 @@ def describe(spec: RMSNormSpec, x_type: str | None = None) -> str:
     >>> describe(preset("zhang2019"), "float32")
     'axes -1, epsilon 1e-08 outside the root, gain'
     """
-    words = [f"axes {', '.join(map(str, spec.axes))}", f"epsilon {spec.epsilon:.9g}{_PLACES[spec.epsilon_placement]}"]
+    words = [
+        f"axes {', '.join(map(str, spec.axes))}",
+        f"epsilon {_shortest(spec.epsilon)}{_PLACES[spec.epsilon_placement]}",
+    ]
     if spec.leading is not None:
         words.append(f"statistic of the first {spec.leading}")
     words.append(f"gain + {spec.gain_offset:g}" if spec.gain_offset else "gain" if spec.has_gain else "no gain")
@@ -209,6 +217,12 @@ def describe(spec: RMSNormSpec, x_type: str | None = None) -> str:
     if x_type and x_type != "float64":
         words += _rounding(spec.resolve(x_type), x_type)
     return ", ".join(words)
+
+
+def _shortest(value: float) -> str:
+    """The shortest text that is this float32, or this float64 where it is none."""
+    single = np.float32(value)
+    return str(single) if float(single) == value else repr(value)
 
 
 _PLACES = {"inside": "", "outside": " outside the root", "clamp": " as a clamp"}
@@ -283,3 +297,25 @@ def _remarks(report: Report) -> dict[str, collections.Counter[str]]:
         "no kernel in onnxruntime": collections.Counter(report.missing_kernels),
     }
     return {title: lines for title, lines in remarks.items() if lines}
+
+
+def explain(report: Report, node: str) -> list[SiteReport]:
+    """The sites of a name, with or without their scope.
+
+    Raises:
+        UsageError: there is none; the nearest names are given.
+    """
+    named = [(s, f"{s.scope}/{s.name}" if s.scope else s.name) for s in report.sites]
+    chosen = [site for site, name in named if node in (site.name, name)]
+    if not chosen:
+        near = difflib.get_close_matches(node, [name for _, name in named], n=3, cutoff=0.3)
+        hint = f"; near it are {', '.join(near)}" if near else ""
+        raise UsageError(f"no norm and no candidate is named {node!r}{hint}; inspect lists all of them")
+    return chosen
+
+
+def select(report: InspectionReport, only: Sequence[str] = (), skip: Sequence[str] = ()) -> InspectionReport:
+    """The sites whose names match some pattern of `only` (all, if there is none) and none of `skip`."""
+    sites = (s for s in report.sites if not only or any(fnmatch.fnmatchcase(s.name, p) for p in only))
+    kept = tuple(s for s in sites if not any(fnmatch.fnmatchcase(s.name, p) for p in skip))
+    return dataclasses.replace(report, sites=kept)

@@ -10,11 +10,17 @@ import collections
 import dataclasses
 import importlib.metadata
 import importlib.util
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.kernels import Registry, Walk
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,3 +123,103 @@ def _version(*names: str) -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is here.
+
+    Attributes:
+        python: The Python version.
+        packages: Packages, present or missing.
+        forms: By form and element type, "runs", or why not: in onnxruntime's CPU provider, for a norm over the last
+            axis with a gain. Empty without onnxruntime.
+    """
+
+    python: str
+    packages: tuple[Package, ...]
+    forms: Mapping[str, Mapping[str, str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as JSON-ready data, with its version."""
+        forms = {form: dict(types) for form, types in self.forms.items()}
+        packages = [dataclasses.asdict(package) for package in self.packages]
+        return {"version": 1, "kind": "doctor", "python": self.python, "packages": packages, "forms": forms}
+
+
+def doctor() -> Diagnosis:
+    """Look at the packages, and at what onnxruntime has kernels for; no model is loaded into any runtime."""
+    return Diagnosis(python=platform.python_version(), packages=packages(), forms=_forms())
+
+
+def _forms() -> dict[str, dict[str, str]]:
+    from rmsnorm_onnx.forms import FORMS
+
+    if importlib.util.find_spec("onnxruntime") is None:
+        return {}
+    return {form: {kind: _verdict(form, kind) for kind in _ELEMENTS} for form in FORMS}
+
+
+# The names of element types in ONNX's text syntax.
+_ELEMENTS = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "float64": "double"}
+
+
+def _verdict(form: str, kind: str) -> str:
+    """Whether a norm of this type in this form runs."""
+    from rmsnorm_onnx import passes
+
+    model, report = passes.fuse(_norm(_ELEMENTS[kind]), form=form)
+    (site,) = report.sites
+    if form != "primitive" and site.action != "rewritten":
+        return site.why
+    gaps = missing_kernels(model)
+    return "; ".join(f"no kernel for {gap.domain + '::' if gap.domain else ''}{gap.op}" for gap in gaps) or "runs"
+
+
+def _norm(element: str) -> ir.Model:
+    """A norm as Llama's source has it, at the first opset that has RMSNormalization."""
+    wide, narrow = ir.DataType.DOUBLE if element == "double" else ir.DataType.FLOAT, ir.DataType[element.upper()]
+    model: ir.Model = ir.from_onnx_text(
+        f"""
+        <ir_version: 10, opset_import: ["" : 23]>
+        norm ({element}[n, 64] x, {element}[64] gain) => ({element}[n, 64] y)
+            <{"double" if element == "double" else "float"} epsilon = {{1e-6}}, int64[1] axes = {{-1}}>
+        {{
+            wide = Cast<to = {wide.value}>(x)
+            square = Mul(wide, wide)
+            mean = ReduceMean(square, axes)
+            sum = Add(mean, epsilon)
+            root = Sqrt(sum)
+            quotient = Div(wide, root)
+            narrow = Cast<to = {narrow.value}>(quotient)
+            y = Mul(narrow, gain)
+        }}
+        """
+    )
+    return model
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print a diagnosis: versions, the pip command of what is missing, and what runs in which type."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(f"Python {diagnosis.python}", highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("package", "version", "needed for", ""):
+        table.add_column(column)
+    for package in diagnosis.packages:
+        version = package.version or Text("missing", style="yellow")
+        table.add_row(package.name, version, package.purpose, "" if package.version else package.install)
+    console.print(table)
+    if not diagnosis.forms:
+        return
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title="in onnxruntime's CPU provider", title_justify="left"
+    )
+    for column in ("form", *_ELEMENTS):
+        table.add_column(column, overflow="fold")
+    for form, kinds in diagnosis.forms.items():
+        table.add_row(form, *(Text(verdict, style="green" if verdict == "runs" else "") for verdict in kinds.values()))
+    console.print()
+    console.print(table)

@@ -1,0 +1,249 @@
+"""The command line: it parses, calls the functions that everyone imports, prints, and turns errors into exit codes.
+
+Exit codes: 0 done; 1 a check failed, or a candidate was declined under `--strict`; 2 usage; 3 the input model is
+unreadable or invalid; 4 an optional dependency or a plugin is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rmsnorm_onnx.errors import RMSNormError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rmsnorm_onnx.report import Report
+
+_DONE, _FAILED, _UNEXPECTED = 0, 1, 1
+# What is piped into another program is neither folded nor cut.
+_PIPE_WIDTH = 1000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; argparse leaves by SystemExit on usage errors and `--help`."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except RMSNormError as error:
+        _complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has seen enough; without this, Python complains once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _DONE
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing was written")
+        return 130
+    except Exception as error:
+        if arguments.traceback:
+            raise
+        _complain(
+            f"unexpected {type(error).__name__}: {error} (a bug: please report it with the output of --traceback)"
+        )
+        return _UNEXPECTED
+
+
+def _complain(message: str) -> None:
+    print(f"rmsnorm-onnx: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import find, modelio, report, runtimes
+
+    with _progress(f"reading {arguments.model}"):
+        model = modelio.load(arguments.model)
+    with _progress("finding norms"):
+        found = report.InspectionReport.of(find.find_rms_norms(model), runtimes.kernel_gaps(model))
+    return _show(report.select(found, arguments.only, arguments.skip), arguments)
+
+
+def _fuse(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import modelio, passes
+
+    with _progress(f"rewriting {arguments.model}"):
+        model, fused = passes.fuse(
+            arguments.model,
+            consumer=arguments.consumer,
+            form=arguments.form,
+            allow_rounding_change=arguments.allow_rounding_change,
+            verify=arguments.verify,
+            only=arguments.only,
+            skip=arguments.skip,
+            gain_attribute=arguments.gain_attribute,
+        )
+    if not arguments.dry_run:
+        with _progress(f"writing {arguments.output}"):
+            modelio.save(model, arguments.output)
+    return _show(fused, arguments)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import parity
+
+    with _progress(f"measuring {arguments.model}"):
+        measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed)
+    _print(arguments, measured.to_json(), lambda console: parity.print_report(measured, console))
+    return _DONE if measured.passed else _FAILED
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import exporters
+    from rmsnorm_onnx.exporters.source import resolve
+
+    with _progress(f"building {arguments.source}"):
+        module, inputs = resolve(arguments.source)
+    with _progress("exporting"):
+        exported = exporters.export(
+            module,
+            inputs,
+            opset=arguments.opset,
+            dtype=arguments.dtype,
+            output=arguments.output,
+            fuse=not arguments.no_fuse,
+            consumer=arguments.consumer,
+            form=arguments.form,
+        )
+    facts = {"opset": exported.opset, "route": exported.route, "notes": list(exported.notes)}
+    for line in (exported.route, *exported.notes):
+        print(line, file=sys.stderr)
+    if exported.report is None:
+        _print(arguments, {"version": 1, "kind": "export", **facts}, lambda console: None)
+        return _DONE
+    return _show(exported.report, arguments, {"export": facts})
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import runtimes
+
+    with _progress("looking"):
+        diagnosis = runtimes.doctor()
+    _print(arguments, diagnosis.to_json(), lambda console: runtimes.print_diagnosis(diagnosis, console))
+    return _DONE
+
+
+def _show(shown: Report, arguments: argparse.Namespace, more: dict[str, Any] | None = None) -> int:
+    from rmsnorm_onnx import report
+
+    if arguments.explain is not None:
+        sites = report.explain(shown, arguments.explain)
+        data = {"version": report.VERSION, "kind": "explanation", "sites": [site.to_json() for site in sites]}
+        _print(arguments, data, lambda console: report.print_explanation(sites, console))
+    else:
+        _print(arguments, {**shown.to_json(), **(more or {})}, lambda console: report.print_report(shown, console))
+    return _FAILED if arguments.strict and shown.declined else _DONE
+
+
+def _print(arguments: argparse.Namespace, data: dict[str, Any], text: Callable[[Console], None]) -> None:
+    from rich.console import Console
+
+    from rmsnorm_onnx import report
+
+    if arguments.json:
+        print(report.dumps(data))
+    else:
+        text(Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False))
+
+
+@contextlib.contextmanager
+def _progress(doing: str) -> Iterator[None]:
+    """Show what is being done, on stderr, while it is done and only on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(doing)):
+        yield
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rmsnorm-onnx",
+        description="Find every RMSNorm of an ONNX model and rewrite it to one operator.",
+        epilog="exit codes: 0 done, 1 a check failed, 2 usage, 3 an invalid model, 4 a missing dependency",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    inspect = _command(commands, "inspect", _inspect, "list the norms of a model, and what was declined and why")
+    inspect.add_argument("model", metavar="MODEL", help="an ONNX file")
+    _site_flags(inspect)
+
+    fuse = _command(commands, "fuse", _fuse, "rewrite each norm to one operator")
+    fuse.add_argument("model", metavar="MODEL", help="an ONNX file")
+    target = fuse.add_mutually_exclusive_group(required=True)
+    target.add_argument("-o", "--output", metavar="FILE", help="where to write the result; the input itself is allowed")
+    target.add_argument("--dry-run", action="store_true", help="report what would be done and write nothing")
+    _form_flags(fuse)
+    fuse.add_argument(
+        "--allow-rounding-change",
+        action="store_true",
+        help="also rewrite where a rounding to a narrower type moves; each is listed",
+    )
+    fuse.add_argument(
+        "--gain-attribute", action="store_true", help="keep constant gains in the nodes (forms function and plugin)"
+    )
+    fuse.add_argument("--verify", action="store_true", help="measure each site against float64; write only if all hold")
+    _site_flags(fuse)
+
+    verify = _command(commands, "verify", _verify, "measure each norm of a model against a float64 reference")
+    verify.add_argument("model", metavar="MODEL", help="an ONNX file")
+    verify.add_argument("original", metavar="ORIGINAL", nargs="?", help="the model that it was made from")
+    verify.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+
+    export = _command(commands, "export", _export, "export a PyTorch module, each norm as one operator")
+    export.add_argument("source", metavar="SOURCE", help="module:callable or file.py:callable, giving (module, args)")
+    export.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the model")
+    export.add_argument("--opset", type=int, default=18, help="the opset to write (default: 18)")
+    export.add_argument("--dtype", metavar="TYPE", help="convert to float32, float16 or bfloat16 first")
+    export.add_argument("--no-fuse", action="store_true", help="leave the norms as plain operators")
+    _form_flags(export)
+    _report_flags(export)
+
+    _command(commands, "doctor", _doctor, "show which packages are here, and which forms run in which types")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    command.set_defaults(run=run)
+    command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    command.add_argument("--traceback", action="store_true", help="show where an unexpected error was raised")
+    return command
+
+
+def _form_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--for",
+        dest="consumer",
+        metavar="CONSUMER",
+        default="any",
+        help="the runtime that will load it: any, onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, "
+        "tensorrt[:version], tensorrt-plugin (default: any)",
+    )
+    command.add_argument("--form", metavar="FORM", help="write this form instead of the one chosen for the consumer")
+
+
+def _report_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--explain", metavar="NODE", help="tell everything about the site of this name")
+    command.add_argument("--strict", action="store_true", help="exit 1 if a candidate was declined")
+
+
+def _site_flags(command: argparse.ArgumentParser) -> None:
+    _report_flags(command)
+    for flag, text in (("--only", "take sites that match"), ("--skip", "leave sites that match")):
+        command.add_argument(
+            flag, metavar="PATTERN", action="append", default=[], help=f"{text} this glob on the name; may be repeated"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What is shipped, and what the repository promises about setting itself up."""
+
+import importlib
+import importlib.metadata
+import itertools
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_top_level_folders_are_in_the_package() -> None:
+    """exporters/ and models/ import as parts of rmsnorm_onnx, from this checkout."""
+    for name in ("exporters", "models"):
+        module = importlib.import_module(f"rmsnorm_onnx.{name}")
+        assert Path(module.__file__).parent == ROOT / name
+
+
+def test_the_wheel(tmp_path: Path) -> None:
+    """The wheel holds the three folders, the licence and the command, and fits every platform."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-q",
+        "-w",
+        str(tmp_path),
+        ".",
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    files = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("cli.py", "forms/onnx.py", "exporters/torch.py", "models/__init__.py", "py.typed"):
+        assert f"rmsnorm_onnx/{wanted}" in files
+    assert any(name.endswith("licenses/LICENSE") for name in files)
+    assert not any(name.startswith(("tests", "benchmarks", "exporters", "models")) for name in files)
+    entry_points = next(name for name in files if name.endswith("entry_points.txt"))
+    assert "rmsnorm-onnx = rmsnorm_onnx.cli:main" in zipfile.ZipFile(wheel).read(entry_points).decode()
+
+
+def test_requirements_pin_everything_that_is_declared() -> None:
+    """Every dependency and extra has one exact version in requirements.txt."""
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    pinned = {line.split("==")[0].replace("_", "-").lower() for line in lines if "==" in line}
+    assert len(pinned) == len(lines), "every line is an exact version"
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    declared = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], *itertools.chain(*extras)]
+    assert {d.split(">=")[0].lower() for d in declared} <= pinned
+
+
+def test_installed_versions_are_the_pinned_ones() -> None:
+    """The tests run on the versions that requirements.txt names."""
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if line and line[0] != "#":
+            name, version = line.split("==")
+            assert importlib.metadata.version(name).split("+")[0] == version
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "bench"])
+def test_every_target_sets_itself_up(tmp_path: Path, target: str) -> None:
+    """In a fresh checkout each target makes the environment first, from the pinned list."""
+    plan = subprocess.run(
+        ["make", "-n", f"VENV={tmp_path / 'venv'}", target], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    steps = [plan.index(words) for words in ("-m venv", "-r requirements.txt", "-e .", "python")]
+    assert steps[:3] == sorted(steps[:3])
+
+
+def test_ci_runs_everything() -> None:
+    """CI is `make test-all`, which is `make test` and the rest, and says what `make test` leaves out."""
+    run = ROOT / ".ci" / "run"
+    assert run.stat().st_mode & 0o111 and "make test-all" in run.read_text()
+    plan = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    parts = ["ruff check", "ruff format --check", "-m mypy", '-m "not full"', "left out", "--collect-only", "-m full"]
+    places = [plan.rindex(part) if part == "-m full" else plan.index(part) for part in parts]
+    assert places == sorted(places)
