@@ -193,10 +193,12 @@ def normalize(op: Any, body: Body, x: ir.Value, epsilon: ir.Value) -> ir.Value:
     rms = _rms(op, body, s, epsilon)
     quotient = dtypes.wider(dtypes.wider(body.x_type, spec.factor_type), spec.normalized_type)
     quotient = dtypes.wider(quotient, "float32")
-    if spec.factor_type == quotient == stat:
+    if spec.factor_type == quotient == stat and spec.has_gain:
         value = op.Div(s, rms)
-    else:  # 1 / rms has a rounding of its own, or x is wider than the statistic
-        factor = cast(op, op.Div(constant(op, 1.0, stat), rms), stat, spec.factor_type)
+    else:
+        # 1 / rms has a rounding of its own, or x is wider than the statistic; or there is no gain, and onnxruntime
+        # would take whatever the result is multiplied by next for one, even where it widens x.
+        factor = cast(op, op.Reciprocal(rms), stat, spec.factor_type)
         wide = s if stat == quotient else cast(op, x, body.x_type, quotient)
         value = op.Mul(wide, cast(op, factor, spec.factor_type, quotient))
     return cast(op, value, quotient, spec.normalized_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 
@@ -22,14 +23,15 @@ from rmsnorm_onnx.view import Ref, View
 _WALK_LIMIT = 256  # values that one statistic may reach before it is given up
 
 
-def find_rms_norms(model: ir.Model) -> list[Match | Declined]:
+def find_rms_norms(model: Any) -> list[Match | Declined]:
     """Finds every RMSNorm of a model, whatever its spelling, and every look-alike.
 
     Pure: the model is not changed, and weights are not read. A site is a `Match` only if exponent, coefficient, axes,
     shapes and types are all proven; otherwise it is `Declined`, with a code, one sentence and the node at fault.
 
     Args:
-        model: Any ONNX model from opset 11 on; branches, loops and model-local functions are searched too.
+        model: An onnx_ir.Model from opset 11 on; branches, loops and model-local functions are searched too. What
+            `fuse` takes is taken here too, but then the values in the results belong to a model of their own.
 
     Returns:
         Matches and declined sites in the order of the graph.
@@ -37,6 +39,10 @@ def find_rms_norms(model: ir.Model) -> list[Match | Declined]:
     >>> find_rms_norms(ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 18}), ir_version=10))
     []
     """
+    if not isinstance(model, ir.Model):
+        from rmsnorm_onnx import modelio
+
+        model = modelio.to_ir(model)[0]
     return Finder(model).run()
 
 

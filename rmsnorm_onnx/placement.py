@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx.forms import FORMS, Reading
+from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
+from rmsnorm_onnx.functions import disagreement
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import Refusal
 from rmsnorm_onnx.view import Ref, View
-
-OWN_DOMAIN = "rmsnorm_onnx"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,19 +213,8 @@ class Placer:
         """What a function node's attributes say otherwise than its body."""
         if match.form not in ("function", "plugin"):
             return None
-        attributes = match.node.attributes
-        axis, epsilon = attributes.get("axis"), attributes.get("epsilon")
-        if axis is not None and axis.as_int() != match.spec.axes[0]:
-            return (
-                f"attribute axis of {match.name} is {axis.as_int()}, but its function body normalises from axis "
-                f"{match.spec.axes[0]} on"
-            )
-        if epsilon is not None and np.float32(epsilon.as_float()) != np.float32(match.spec.epsilon):
-            return (
-                f"attribute epsilon of {match.name} is {epsilon.as_float():g}, but its function body adds "
-                f"{match.spec.epsilon:g}"
-            )
-        return None
+        rank = None if match.x.shape is None else len(match.x.shape)
+        return disagreement(match.node, match.spec, rank)
 
 
 def _agrees(a: Match, b: Match) -> bool:

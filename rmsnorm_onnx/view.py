@@ -181,6 +181,16 @@ class View:
                         owners.update({g: (node, attr.name) for g in attr.as_graphs()})
         return owners
 
+    def container(self, node: ir.Node) -> ir.Graph | ir.Function:
+        """The main graph or the function that a node belongs to, through any branches."""
+        graph = node.graph
+        while isinstance(graph, ir.Graph) and graph is not self.model.graph and graph in self._owners:
+            graph = self._owners[graph][0].graph
+        for function in self.model.functions.values():
+            if graph is function or graph is function.graph:
+                return function
+        return self.model.graph
+
     def scope(self, node: ir.Node) -> str:
         """Where a node stands: "" in the main graph, else its function and branches, outermost first."""
         parts: list[str] = []

@@ -1,0 +1,322 @@
+"""Rewriting: the one place that changes a graph. Find, choose a form, write it, replace the root, drop what is dead."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes, functions
+from rmsnorm_onnx.consumers import Choice, choose, parse_consumer
+from rmsnorm_onnx.errors import UsageError
+from rmsnorm_onnx.find import find_rms_norms
+from rmsnorm_onnx.forms import FORMS
+from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
+from rmsnorm_onnx.functions import FunctionLibrary
+from rmsnorm_onnx.report import FusionReport, SiteReport
+from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.view import View
+from rmsnorm_onnx.writer import Names, Writer
+
+if TYPE_CHECKING:
+    from rmsnorm_onnx.parity import SiteParity
+
+SPEC_KEY = "rmsnorm_onnx.spec"
+"""Where a new node's metadata_props hold its spec, as JSON. A hint for readers: nothing here believes it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to rewrite, and into what.
+
+    Attributes:
+        consumer: Whom the forms are chosen for; see `rmsnorm_onnx.consumers`.
+        form: One form for all sites, in place of the consumer's choice.
+        allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
+        only: Patterns of site names (as in a shell); when given, other sites are kept as they are.
+        skip: Patterns of site names that are kept as they are.
+        gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
+
+    Raises:
+        UsageError: there is no such consumer or form.
+    """
+
+    consumer: str = "any"
+    form: str | None = None
+    allow_rounding_change: bool = False
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    gain_attribute: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the names."""
+        parse_consumer(self.consumer)
+        if self.form is not None and self.form not in FORMS:
+            raise UsageError(f"no form {self.form!r}; there are {', '.join(FORMS)}")
+
+
+class FuseRMSNorm(ir.passes.InPlacePass):
+    """Turns every RMSNorm of a model into one operator, in place.
+
+    Args:
+        consumer: Whom the forms are chosen for.
+        form: One form for all sites, in place of the consumer's choice.
+        allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
+        only: Patterns of site names; when given, other sites are kept.
+        skip: Patterns of site names that are kept.
+        gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
+
+    Raises:
+        UsageError: there is no such consumer or form.
+    """
+
+    def __init__(
+        self,
+        consumer: str = "any",
+        form: str | None = None,
+        allow_rounding_change: bool = False,
+        only: Sequence[str] = (),
+        skip: Sequence[str] = (),
+        gain_attribute: bool = False,
+    ) -> None:
+        """Holds the options."""
+        super().__init__()
+        self.options = Options(
+            consumer=consumer,
+            form=form,
+            allow_rounding_change=allow_rounding_change,
+            only=tuple(only),
+            skip=tuple(skip),
+            gain_attribute=gain_attribute,
+        )
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Runs the pass; a model whose norms are in their forms already is left unmodified."""
+        sites = rewrite(model, self.options)
+        return ir.passes.PassResult(model, any(site.action == "rewritten" for site in sites))
+
+
+def fuse(
+    model: Any,
+    *,
+    consumer: str = "any",
+    form: str | None = None,
+    allow_rounding_change: bool = False,
+    verify: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    gain_attribute: bool = False,
+) -> tuple[Any, FusionReport]:
+    """Turns every RMSNorm of a model into one operator.
+
+    Args:
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or torch's ONNXProgram. It is left unchanged.
+        consumer: Whom the forms are chosen for: "any", "onnxruntime", "tensorrt" and others.
+        form: One form for all sites, in place of the consumer's choice.
+        allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
+        verify: Measure every site against the float64 reference, before and after; needs onnxruntime.
+        only: Patterns of site names; when given, other sites are kept.
+        skip: Patterns of site names that are kept.
+        gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
+
+    Returns:
+        The rewritten model, of the caller's kind (an onnx_ir.Model for a path), and what was done.
+
+    Raises:
+        ModelError: the model cannot be read or is not valid.
+        UsageError: there is no such consumer or form.
+        MissingDependencyError: `verify` is asked for and onnxruntime is not installed.
+    """
+    from rmsnorm_onnx import modelio
+    from rmsnorm_onnx.runtimes import kernel_gaps
+
+    options = Options(
+        consumer=consumer,
+        form=form,
+        allow_rounding_change=allow_rounding_change,
+        only=tuple(only),
+        skip=tuple(skip),
+        gain_attribute=gain_attribute,
+    )
+    working, kind = modelio.to_ir(model)
+    original = working.clone() if verify else None
+    sites = rewrite(working, options)
+    if original is not None:
+        sites = _measured(sites, working, original)
+    report = FusionReport(sites=tuple(sites), consumer=consumer, missing_kernels=kernel_gaps(working))
+    return modelio.from_ir(working, kind, model), report
+
+
+def rewrite(model: ir.Model, options: Options) -> list[SiteReport]:
+    """Rewrites a model in place.
+
+    Returns:
+        What became of each site, in the order of the graph.
+    """
+    return _Rewriter(model, options).run()
+
+
+class _Rewriter:
+    """One rewrite of one model."""
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self._model = model
+        self._options = options
+        self._view = View(model)
+        self._names: Names | None = None
+        self._functions: FunctionLibrary | None = None
+        self._replaced: dict[ir.Value, ir.Value] = {}
+
+    def run(self) -> list[SiteReport]:
+        sites = find_rms_norms(self._model)
+        reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
+        if self._functions is not None:
+            self._functions.finish()
+            _drop_own_uncalled(self._model)
+        return reports
+
+    def _settle(self, match: Match) -> SiteReport:
+        """Rewrites a site, or says why it is kept."""
+        found = SiteReport.of(match)
+        if not self._selected(match):
+            return dataclasses.replace(found, action="kept", why="not selected")
+        container = self._view.container(match.node)
+        opset = container.opset_imports.get("", self._model.opset_imports.get("", 1))
+        raised = dataclasses.replace(match, spec=raise_statistic(match.spec))
+        choice = self._choose(raised, opset)
+        form, why = choice.form, choice.why
+        if form is None:
+            return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
+        if match.form == form:
+            return dataclasses.replace(found, action="kept", why=f"already in the form {form}")
+        refusal = FORMS[form].refusal(raised, opset)
+        if refusal is not None:
+            return dataclasses.replace(found, action="kept", why=f"the form {form} cannot hold it: {refusal}")
+        moved = FORMS[form].rounding_change(raised)
+        changes = match.rounding_changes if moved is None else (*match.rounding_changes, moved)
+        if changes and not self._options.allow_rounding_change:
+            why = "a rounding would change, which takes --allow-rounding-change"
+            return dataclasses.replace(found, action="kept", why=why, rounding_changes=changes)
+        self._write(raised, choice, container, opset)
+        return dataclasses.replace(
+            found, action="rewritten", form=form, why=why, spec=raised.spec, rounding_changes=changes
+        )
+
+    def _selected(self, match: Match) -> bool:
+        name, options = match.name, self._options
+        if options.only and not any(fnmatch.fnmatchcase(name, p) for p in options.only):
+            return False
+        return not any(fnmatch.fnmatchcase(name, p) for p in options.skip)
+
+    def _choose(self, match: Match, opset: int) -> Choice:
+        options = self._options
+        if options.form is None:
+            return choose(options.consumer, match, opset, allow_rounding_change=options.allow_rounding_change)
+        domain = ONNXRUNTIME_DOMAIN if options.consumer == "onnxruntime-tensorrt" else functions.DOMAIN
+        return Choice(options.form, "asked for", domain)
+
+    def _write(self, match: Match, choice: Choice, container: ir.Graph | ir.Function, opset: int) -> None:
+        if self._names is None or self._functions is None:
+            self._names, self._functions = Names(self._model), FunctionLibrary(self._model)
+        writer = Writer(
+            self._model,
+            container,
+            opset,
+            before=match.node,
+            names=self._names,
+            functions=self._functions,
+            plugin_domain=choice.domain,
+            gain_attribute=self._options.gain_attribute,
+            metadata={**match.node.metadata_props, SPEC_KEY: json.dumps(match.spec.to_json())},
+        )
+        assert choice.form is not None
+        new = FORMS[choice.form].write(self._current(match, writer), writer)
+        graph = match.node.graph
+        assert graph is not None
+        graph.insert_before(match.node, writer.nodes)
+        self._replace(match.output, new)
+        if writer.residual_sum is not None and len(match.node.outputs) > 3:
+            self._replace(match.node.outputs[3], writer.residual_sum)
+        _remove_dead(match.node)
+
+    def _current(self, match: Match, writer: Writer) -> Match:
+        """The match with values that earlier rewrites replaced, and a gain that its node holds as an attribute."""
+
+        def now(value: ir.Value | None) -> ir.Value | None:
+            while value is not None and value in self._replaced:
+                value = self._replaced[value]
+            return value
+
+        x, gain = now(match.x), now(match.gain)
+        assert x is not None
+        stored = match.node.attributes.get("gain")
+        if match.spec.has_gain and gain is None and stored is not None:
+            gain = writer.op("Constant", value=stored.as_tensor())
+            gain.type = ir.TensorType(stored.as_tensor().dtype)
+            gain.shape = ir.Shape(stored.as_tensor().shape)
+        return dataclasses.replace(match, x=x, gain=gain, bias=now(match.bias), residual=now(match.residual))
+
+    def _replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Puts a new value in an old one's place, under its name, with what the file says of it."""
+        assert self._names is not None
+        name = old.name
+        old.name = self._names.fresh(f"{name}_replaced")
+        new.name = name
+        new.doc_string = new.doc_string or old.doc_string
+        new.metadata_props.update(old.metadata_props)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        self._replaced[old] = new
+
+
+def raise_statistic(spec: RMSNormSpec) -> RMSNormSpec:
+    """The spec with a half statistic raised to float32, as every form computes it; the factor follows it.
+
+    >>> raise_statistic(RMSNormSpec(statistic_type="float16", factor_type="float16")).statistic_type
+    'float32'
+    """
+    statistic = spec.statistic_type
+    if statistic == "x" or dtypes.holds(statistic, "float32"):
+        return spec
+    factor = spec.factor_type if dtypes.holds(spec.factor_type, "float32") else "float32"
+    return spec.replace(statistic_type="float32", factor_type=factor)
+
+
+def _remove_dead(root: ir.Node) -> None:
+    """Removes a node that nobody reads any more, and what only it read: nodes, and initializers that are no input."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        graph = node.graph
+        if graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        sources = [v for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)
+        for value in sources:
+            producer = value.producer()
+            if producer is not None:
+                pending.append(producer)
+            elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                owner = value.graph
+                if isinstance(owner, ir.Graph) and value.name is not None:
+                    del owner.initializers[value.name]
+
+
+def _drop_own_uncalled(model: ir.Model) -> None:
+    """Removes functions of our domain that no node calls any more; others are the user's."""
+    graphs = (model.graph, *(f.graph for f in model.functions.values()))
+    called = {n.op_identifier() for g in graphs for n in g.all_nodes()}
+    for key in [k for k in model.functions if k[0] == functions.DOMAIN and k not in called]:
+        del model.functions[key]
+
+
+def _measured(sites: list[SiteReport], model: ir.Model, original: ir.Model) -> list[SiteReport]:
+    """The reports with what `verify` measured at each site."""
+    from rmsnorm_onnx.parity import verify
+
+    measured: dict[tuple[str, str], SiteParity] = {(p.scope, p.name): p for p in verify(model, original).sites}
+    return [dataclasses.replace(s, parity=measured.get((s.scope, s.name))) for s in sites]
