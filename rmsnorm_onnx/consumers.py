@@ -61,9 +61,7 @@ TABLE: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "any": (_FUNCTION,),
         "onnxruntime": (
             Rule("onnx", "its float16 kernel needs no Casts, which the fused function keeps", x_types=("float16",)),
-            Rule(
-                "contrib", "the kernel for this type that needs no Casts; the file loads in onnxruntime only", _HALVES
-            ),
+            Rule("contrib", "its kernel of half types needs no Casts; the file loads in onnxruntime alone", _HALVES),
             Rule("function", "onnxruntime inlines it and fuses its body into its own kernel"),
         ),
         "onnxruntime-cuda": (
@@ -101,9 +99,8 @@ def parse_consumer(consumer: str) -> tuple[str, tuple[int, ...]]:
     """
     name, colon, version = consumer.partition(":")
     if name not in TABLE or (colon and name != "tensorrt"):
-        raise UsageError(
-            f"no consumer {consumer!r}; choose one of {', '.join(CONSUMERS)} (tensorrt:10.15 with a version)"
-        )
+        names = ", ".join("tensorrt[:version]" if n == "tensorrt" else n for n in CONSUMERS)
+        raise UsageError(f"no consumer {consumer!r}; choose one of {names}")
     if colon and not re.fullmatch(r"\d+(\.\d+)*", version):
         raise UsageError(f"{version!r} is no version of TensorRT; write tensorrt:10.15")
     return name, tuple(int(part) for part in version.split(".")) if colon else ()

@@ -22,6 +22,7 @@ from rmsnorm_onnx.forms.reading import (
     Unreadable,
     body_of,
     float_type,
+    gain_input,
     norm_input,
     result,
     value_input,
@@ -45,8 +46,8 @@ def refusal(match: Match, opset: int) -> str | None:
 
 
 def in_function(scope: str) -> bool:
-    """Whether a site's scope is a model-local function, or a branch in one: such a path names it domain::name."""
-    return "::" in scope
+    """Whether a site's scope is a model-local function, or a branch in one."""
+    return scope.startswith("function ")
 
 
 def rounding_change(match: Match) -> str | None:
@@ -61,15 +62,14 @@ def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the node, and outside it what it cannot say: an offset, a bias, Casts."""
     body = body_of(match, writer.opset)
     spec, op = body.spec, writer.ops
+    gain = gain_input(match)
     x_type, scale_type = _node_types(match, body)
     attributes = native.attributes(match)
     x = cast(op, norm_input(match, writer), match.x_type, x_type)
-    if match.gain is None:
+    if gain is None:
         gain = writer.constant(1.0, scale_type)
-    elif _rounds_once(match, body):
-        gain = match.gain
-    else:
-        gain = cast(op, weight(op, body, match.gain), spec.gain_type, scale_type)
+    elif not _rounds_once(match, body):
+        gain = cast(op, weight(op, body, gain), spec.gain_type, scale_type)
     value = writer.op(OPERATOR, x, gain, **attributes)
     if _rounds_once(match, body):
         return result(match, value)
@@ -85,7 +85,7 @@ def _rounds_once(match: Match, body: Body) -> bool:
     """Whether the node's own rounding to x's type is the spec's only one, so that it needs nothing around it."""
     spec = body.spec
     return (
-        match.gain is not None
+        spec.has_gain
         and match.bias is None
         and not spec.gain_offset
         and match.gain_type == match.x_type == spec.result_type

@@ -20,6 +20,7 @@ from rmsnorm_onnx.forms.reading import (
     attribute,
     body_of,
     float_type,
+    gain_input,
     norm_input,
     result,
     value_input,
@@ -49,17 +50,18 @@ def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the node, and outside it what it cannot say: an offset, a bias, Casts."""
     body = body_of(match, writer.opset)
     spec, op = body.spec, writer.ops
+    gain = gain_input(match)
     dtype = dtypes.wider(spec.normalized_type, match.x_type)
     if spec.statistic_type == "float64":
         dtype = "float64"  # no runtime heeds stash_type: the statistic is as wide as X
     attributes = native.attributes(match)
     x = cast(op, norm_input(match, writer), match.x_type, dtype)
-    if match.gain is not None and body.product_type == spec.normalized_type == dtype:
-        gain = cast(op, weight(op, body, match.gain), spec.gain_type, dtype)
+    if gain is not None and body.product_type == spec.normalized_type == dtype:
+        gain = cast(op, weight(op, body, gain), spec.gain_type, dtype)
         return result(match, shift(op, body, writer.op(OPERATOR, x, gain, **attributes), match.bias))
     value = writer.op(OPERATOR, x, writer.constant(1.0, dtype), **attributes)
     value = cast(op, value, dtype, spec.normalized_type)
-    return result(match, scale(op, body, value, match.gain, match.bias))
+    return result(match, scale(op, body, value, gain, match.bias))
 
 
 def read(node: ir.Node, types: TypeView) -> Reading | Declined | None:

@@ -23,6 +23,7 @@ from rmsnorm_onnx.forms.reading import (
     Unreadable,
     attribute,
     body_of,
+    gain_input,
     norm_input,
     result,
     value_input,
@@ -76,7 +77,7 @@ def write(match: Match, writer: Writer) -> ir.Value:
     attributes |= {"plugin_version": VERSION, "plugin_namespace": NAMESPACE}
     if writer.plugin_domain == functions.DOMAIN:
         writer.functions.want_plugin_body(body)
-    named = {"x": norm_input(match, writer), "gain": match.gain, "bias": match.bias}
+    named = {"x": norm_input(match, writer), "gain": gain_input(match), "bias": match.bias}
     inputs = [named[name] for name in body.inputs]
     return result(match, writer.op(OPERATOR, *inputs, domain=writer.plugin_domain, **attributes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx.body import refusal as body_refusal
-from rmsnorm_onnx.forms.reading import body_of, norm_input, result
+from rmsnorm_onnx.forms.reading import body_of, gain_input, norm_input, result
 from rmsnorm_onnx.site import Match
 from rmsnorm_onnx.writer import Writer
 
@@ -25,4 +25,4 @@ def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the operators of the body."""
     body = body_of(match, writer.opset)
     x = norm_input(match, writer)
-    return result(match, writer.inline(body, x, match.gain, match.bias, match.spec.epsilon))
+    return result(match, writer.inline(body, x, gain_input(match), match.bias, match.spec.epsilon))

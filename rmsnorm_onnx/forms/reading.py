@@ -127,6 +127,13 @@ def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
     )
 
 
+def gain_input(match: Match) -> ir.Value | None:
+    """The gain, also where it is a tensor attribute of the node: then a loose value, which `Writer.op` attaches."""
+    if match.gain is None and match.spec.has_gain and "gain" in match.node.attributes:
+        return ir.val("gain", const_value=attribute(match.node, "gain", ir.AttributeType.TENSOR))
+    return match.gain
+
+
 def norm_input(match: Match, writer: Writer) -> ir.Value:
     """x, with its residual added where the site has one."""
     if match.residual is None:
