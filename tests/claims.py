@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from kit import NUMPY, formula
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.reference import reference
 from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.spec import RMSNormSpec
 
 RELATIVE = 1e-6  # constants such as sqrt(d) are stored in float32; everything else is float64
 
@@ -48,8 +50,9 @@ def falsehood(match: Match, frames: Sequence[Frame]) -> str | None:
 
 def _falsehood(match: Match, frame: Frame) -> str | None:
     x, y = frame[match.x], frame[match.output]
-    gain = operand(match.gain, frame, match, "gain_type")
-    bias = operand(match.bias, frame, match, "gain_type" if match.spec.has_gain else "normalized_type")
+    spec = match.spec.replace(gain_offset=0.0)  # the operand holds it
+    gain = operand(match.gain, frame, match.spec, match.x_type, offset=match.spec.gain_offset)
+    bias = operand(match.bias, frame, match.spec, match.x_type)
     if match.spec.has_gain != (gain is not None) or match.spec.has_bias != (bias is not None):
         return "the spec and the operands disagree on gain or bias"
     if dtypes.float_name(x.dtype) != match.x_type:
@@ -59,18 +62,20 @@ def _falsehood(match: Match, frame: Frame) -> str | None:
     result_type = match.spec.resolve(match.x_type).result_type
     if dtypes.float_name(y.dtype) != result_type:
         return f"the result is {y.dtype}, claimed {result_type}"
-    wrong = disagreement(y.array, match.spec, x.array, gain, bias)
+    wrong = disagreement(y.array, spec, x.array, gain, bias)
     if wrong is None and np.isfinite(y.array).all():
-        exact = reference(match.spec, x.array, gain, bias)
-        np.testing.assert_allclose(exact, formula(match.spec, x.array, gain, bias), rtol=1e-9, atol=1e-9)
+        exact = reference(spec, x.array, gain, bias)
+        np.testing.assert_allclose(exact, formula(spec, x.array, gain, bias), rtol=1e-9, atol=1e-9)
     return wrong
 
 
-def operand(value: ir.Value | None, frame: Frame, match: Match, field: str) -> np.ndarray | None:
+def operand(value: ir.Value | None, frame: Frame, spec: RMSNormSpec, x_type: str, *, offset: float = 0.0) -> Any:
     """A gain or bias as it enters the norm: a constant is rounded to the type that the spec forms it in."""
     if value is None:
         return None
     cell: Cell = frame[value]
     if not cell.constant:
-        return cell.array
-    return cell.array.astype(NUMPY[getattr(match.spec.resolve(match.x_type), field)]).astype(np.float64)
+        return cell.array + offset
+    dtype = NUMPY[spec.resolve(x_type).gain_type if offset else spec.product_type(x_type)]
+    formed = cell.array.astype(dtype).astype(np.float64) + offset
+    return formed.astype(dtype).astype(np.float64)

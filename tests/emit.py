@@ -247,7 +247,7 @@ class Norm:
     def spec(self) -> RMSNormSpec:
         """What was written."""
         plan, casts = self.plan, self.plan["casts"]
-        rounds_first = casts in ("before the gain", "separate", "down and up", "factor rounded", "none")
+        rounds_first = casts not in ("last", "stays wide")
         placement = {"outside": "outside", "clamp by Max": "clamp", "clamp by Clip": "clamp"}.get(
             plan["epsilon"], "inside"
         )

@@ -1,7 +1,8 @@
 """A float64 evaluator of small graphs: what a graph means when nothing is rounded.
 
-Constants count at their stored value, and a Cast of a constant rounds it, because that is what the graph holds. Every
-other Cast between float types is the identity. Independent of the library: claims about a graph are measured by it.
+Constants count at their stored value, and what is computed from constants alone is rounded to its type, operator by
+operator, because that is a constant too. Everything else is exact: a Cast between float types is the identity.
+Independent of the library: claims about a graph are measured by it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Cell:
 
     def __init__(self, array: Any, dtype: ir.DataType, constant: bool) -> None:
         self.array = _wide(np.asarray(array))
+        if constant and dtype.is_floating_point():
+            self.array = self.array.astype(dtype.numpy()).astype(np.float64)
         self.dtype = dtype
         self.constant = constant
 
@@ -86,7 +89,8 @@ class _Run:
             env.maps[0][value] = cell
 
     def plain(self, node: ir.Node, cells: list[Cell | None], attrs: dict[str, Any]) -> list[Cell]:
-        constant = all(c.constant for c in cells if c is not None)
+        # A reduced constant is no constant, so that a norm of one is judged like any other.
+        constant = node.op_type not in REDUCES and all(c.constant for c in cells if c is not None)
         if node.op_type == "Constant":
             return [_constant(attrs)]
         if node.op_type in ("Cast", "CastLike"):
@@ -161,8 +165,6 @@ def _constant(attrs: dict[str, Any]) -> Cell:
 def _cast(cell: Cell, dtype: ir.DataType) -> np.ndarray:
     if not dtype.is_floating_point():
         return np.trunc(cell.array).astype(dtype.numpy()) if cell.dtype.is_floating_point() else cell.array
-    if cell.constant:
-        return cell.array.astype(dtype.numpy()).astype(np.float64)
     return cell.array.astype(np.float64)
 
 

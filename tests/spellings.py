@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from emit import Norm
+from emit import HALVES, Norm
 from hypothesis import strategies as st
 from kit import NUMPY, ONNX, Graph, V
 from onnx import helper
@@ -40,6 +40,7 @@ class Spelling:
         plan: The choices it was made from.
         exact: Whether its epsilon is stored as it is, without a factor of d that has to be divided out.
         rounded: Whether it holds a rounding that no spec can say.
+        reordered: Whether half-precision products stand in an order that no spec can say.
     """
 
     model: onnx.ModelProto
@@ -53,6 +54,7 @@ class Spelling:
     plan: Plan
     exact: bool
     rounded: bool
+    reordered: bool
 
     @property
     def productions(self) -> list[tuple[str, str]]:
@@ -94,6 +96,7 @@ def build(plan: Plan, random: Random) -> Spelling:
         plan=plan,
         exact=norm.exact,
         rounded=plan["casts"] in ROUNDED,
+        reordered=plan["gain order"].startswith("into") and norm.product in HALVES,
     )
 
 
