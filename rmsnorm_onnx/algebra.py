@@ -153,7 +153,7 @@ class Reduction:
         output: Its output.
         product: The output in terms of MeanSquare (and X, for an operator that also divides).
         axes: Negative and ascending.
-        x_shape: The shape of the value that was squared.
+        rank: The rank of the value that was squared.
     """
 
     node: ir.Node
@@ -162,6 +162,11 @@ class Reduction:
     product: Product
     axes: tuple[int, ...]
     rank: int
+
+    @property
+    def over_first_axes(self) -> bool:
+        """Whether the reduced axes are the outermost ones."""
+        return tuple(a + self.rank for a in self.axes) == tuple(range(len(self.axes)))
 
 
 class Algebra:
@@ -227,9 +232,12 @@ class Algebra:
         a, b = self._input(node, ref, 0), self._input(node, ref, 1)
         if a is None or b is None or (sign < 0 and b.is_constant and b.value == 0):
             return None
-        if not proves_alignment(a, b):
+        if not proves_alignment(a, b, self._reduction):
             return None
-        return a.times(b, sign)
+        product = a.times(b, sign)
+        if product.squeezed and a.squeezed != b.squeezed and not (a.is_constant or b.is_constant):
+            return dataclasses.replace(product, squeezed=False)
+        return product
 
     def _power_by(self, node: ir.Node, ref: Ref, exponent: Fraction) -> Product | None:
         base = self._input(node, ref, 0)
@@ -352,9 +360,12 @@ class Algebra:
         return self._input(node, ref, 0) if identity else None
 
 
-def proves_alignment(a: Product, b: Product) -> bool:
-    """PROOF CLAUSE (shape): a statistic whose reduced axes are absent broadcasts along other axes than x's own."""
-    return a.squeezed == b.squeezed or a.is_constant or b.is_constant
+def proves_alignment(a: Product, b: Product, reduction: Reduction) -> bool:
+    """PROOF CLAUSE (shape): a statistic whose reduced axes are absent broadcasts along other axes than x's own.
+
+    Unless it was taken over the first axes: what is left then stands where it would with them.
+    """
+    return a.squeezed == b.squeezed or a.is_constant or b.is_constant or reduction.over_first_axes
 
 
 def proves_type(shapes: Shapes, source: Ref, result: Ref) -> bool:
@@ -364,33 +375,19 @@ def proves_type(shapes: Shapes, source: Ref, result: Ref) -> bool:
 
 def takes_all(view: View, shapes: Shapes, node: ir.Node, ref: Ref) -> bool:
     """Whether a Slice gives its whole input: from 0 to at least the end of each axis, in steps of 1."""
-    window = slice_window(view, shapes, node, ref)
     source = view.input(node, ref.calls, 0)
     shape = None if source is None else shapes.shape(source)
+    window = None if shape is None else shapes.slice_window(node, ref.calls, len(shape))
     if window is None or shape is None:
         return False
     for axis, (start, end) in window.items():
         size = shape[axis]
-        if start != 0 or not (end >= size if isinstance(size, int) else end >= 2**31 - 1):
+        if isinstance(size, int):
+            if len(range(*slice(start, end).indices(size))) != size:
+                return False
+        elif start != 0 or end < 2**31 - 1:
             return False
     return True
-
-
-def slice_window(view: View, shapes: Shapes, node: ir.Node, ref: Ref) -> dict[int, tuple[int, int]] | None:
-    """axis -> (start, end) of a Slice with constant bounds and steps of 1; axes are not negative."""
-    source = view.input(node, ref.calls, 0)
-    shape = None if source is None else shapes.shape(source)
-    bounds = [shapes.constants.integers(view.input(node, ref.calls, i)) for i in (1, 2)]
-    if shape is None or bounds[0] is None or bounds[1] is None:
-        return None
-    axes_ref, steps_ref = view.input(node, ref.calls, 3), view.input(node, ref.calls, 4)
-    axes = shapes.constants.integers(axes_ref) if axes_ref is not None else tuple(range(len(bounds[0])))
-    steps = shapes.constants.integers(steps_ref) if steps_ref is not None else (1,) * len(bounds[0])
-    if axes is None or steps is None or any(s != 1 for s in steps):
-        return None
-    if not all(-len(shape) <= a < len(shape) for a in axes):
-        return None
-    return {a % len(shape): (s, e) for a, s, e in zip(axes, bounds[0], bounds[1], strict=False)}
 
 
 _Rule = Callable[[Algebra, ir.Node, Ref], Product | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import Algebra, Atom, Product, X
@@ -110,7 +111,7 @@ def read_roundings(
     """What the types between x and the root say of the spec."""
     values = chain(view, algebra, candidate, claim.root)
     events = _Events(shapes, algebra, claim, values)
-    wide = dtypes.wider(x_type, "float32")
+    wide = functools.reduce(dtypes.wider, (t for types in events.types.values() for t in types), "float32")
 
     def narrow(kind: str) -> list[str]:
         return [t for t in events.types.get(kind, []) if not dtypes.holds(t, wide)]

@@ -13,8 +13,9 @@ import ml_dtypes  # noqa: F401  (makes numpy know bfloat16)
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_onnx.algebra import Atom, Constant, MeanSquare, Product, Shifted, X
-from rmsnorm_onnx.shapes import Dims, Shapes, same_dim
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.algebra import Atom, MeanSquare, Product, Shifted, X
+from rmsnorm_onnx.shapes import Dims, Shapes, same_dim, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal
@@ -111,6 +112,7 @@ class Claims:
             return "inside", 0.0, 1.0, atom, exponent
         assert isinstance(atom, Shifted)
         k, inner = atom.coefficient, atom.exponent
+        k = 1.0 if proves_coefficient(k) else k  # 1/d and d cancel up to a rounding: epsilon stays as it is stored
         epsilon = atom.constant / k
         if epsilon < 0:
             return Refusal(DeclineCode.EPSILON, f"epsilon is {epsilon:g}, and must not be negative", node)
@@ -171,16 +173,12 @@ class Claims:
         return None
 
     def _scalar_gain(self, product: Product, coefficient: float) -> Gain | None:
-        """A scalar initializer that makes the rest 1 is a gain; a scalar Constant is a factor beside the norm."""
+        """A scalar constant that leaves 1 when it is taken out is a gain."""
         for constant, exponent in product.constants:
-            if exponent == 1 and constant.value and self._is_stored(constant):
+            if exponent == 1 and constant.value:
                 if proves_coefficient(coefficient / constant.value):
                     return Gain(constant.ref, 0.0, self._shapes.float_type(constant.ref), constant.ref)
         return None
-
-    @staticmethod
-    def _is_stored(constant: Constant) -> bool:
-        return constant.ref.value.is_initializer()
 
     def _proves_gain(self, factor: Ref, node: ir.Node) -> Refusal | None:
         """A gain has x's extents on the normalised axes only, and comes from weights."""
@@ -222,20 +220,31 @@ class Claims:
         return Gain(bare, 0.0, formed_in, factor)
 
     def _widened(self, ref: Ref) -> Ref:
-        """The value before casts that lose nothing."""
-        from rmsnorm_onnx import dtypes
-
+        """The value before casts that lose nothing, and before a multiplication by 1 (torchlib's alpha)."""
         for _ in range(8):
             node = ref.value.producer()
-            if node is None or node.op_type not in ("Cast", "Identity") or node.domain not in ("", "ai.onnx"):
+            if node is None or node.domain not in ("", "ai.onnx"):
                 return ref
-            source = self._view.input(node, ref.calls, 0)
+            if node.op_type == "Mul":
+                source = self._times_one(node, ref)
+            elif node.op_type in ("Cast", "Identity"):
+                source = self._view.input(node, ref.calls, 0)
+            else:
+                return ref
             before = None if source is None else self._shapes.float_type(source)
             after = self._shapes.float_type(ref)
             if source is None or before is None or after is None or not dtypes.holds(after, before):
                 return ref
             ref = source
         return ref
+
+    def _times_one(self, node: ir.Node, ref: Ref) -> Ref | None:
+        first, second = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
+        for value, one in ((first, second), (second, first)):
+            number = self._shapes.constants.scalar(one)
+            if value is not None and number is not None and number.value == 1.0:
+                return value if same_shape(self._shapes.shape(value), self._shapes.shape(ref)) else None
+        return None
 
     def is_weight(self, ref: Ref, depth: int = 12) -> bool:
         """Whether a value is a weight: stored, given as a graph input, or formed from such by operators on weights."""

@@ -46,9 +46,15 @@ _SAME = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand")
 class Constants:
     """Reads and folds small constants of a view."""
 
-    def __init__(self, view: View, shape_of: Callable[[Ref], tuple[Any, ...] | None]) -> None:
+    def __init__(
+        self,
+        view: View,
+        shape_of: Callable[[Ref], tuple[Any, ...] | None],
+        dtype_of: Callable[[Ref], ir.DataType | None],
+    ) -> None:
         self._view = view
         self._shape_of = shape_of
+        self._dtype_of = dtype_of
         self._memo: dict[tuple[Ref, int], Any] = {}
 
     def overridable(self, ref: Ref) -> bool:
@@ -118,7 +124,7 @@ class Constants:
         if node.op_type == "Shape":
             return self._shape(node, ref.calls)
         fold = _UNARY.get(node.op_type) or _BINARY.get(node.op_type)
-        if fold is None and node.op_type not in (*_SAME, "Cast", "Gather", "Concat", "ConstantOfShape", "Slice"):
+        if fold is None and node.op_type not in (*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice"):
             return None
         return self._fold(node, ref, depth)
 
@@ -133,12 +139,19 @@ class Constants:
             if kind in _BINARY:
                 second = inputs[1] if len(inputs) > 1 else None
                 return None if second is None else _binary(kind, first, second)
+            if kind == "CastLike":
+                return None if len(inputs) < 2 else self._cast_like(node, ref, first)
             if kind == "Cast":
-                dtype = ref.value.dtype or _cast_target(self._view, node, ref)
+                dtype = _cast_target(self._view, node, ref)
                 return None if dtype is None or dtype == ir.DataType.STRING else first.astype(dtype.numpy())
             if kind in _SAME:
                 return self._same(kind, first, ref)
         return _gather_like(self._view, node, ref, inputs)
+
+    def _cast_like(self, node: ir.Node, ref: Ref, first: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        target = self._view.input(node, ref.calls, 1)
+        dtype = None if target is None else self._dtype_of(target)
+        return None if dtype is None or dtype == ir.DataType.STRING else first.astype(dtype.numpy())
 
     def _same(self, kind: str, first: np.ndarray[Any, Any], ref: Ref) -> np.ndarray[Any, Any] | None:
         if kind == "Expand" and first.size == 1:  # whatever its target, one number repeated

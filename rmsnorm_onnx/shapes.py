@@ -69,7 +69,7 @@ class Shapes:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self.constants = Constants(view, self.shape)
+        self.constants = Constants(view, self.shape, self.dtype)
         self._memo: dict[Ref, Dims | None] = {}
         self._types: dict[Ref, ir.DataType | None] = {}
         self._depth = 0
@@ -187,6 +187,10 @@ class Shapes:
             perm = node.attributes.get("perm")
             order = tuple(reversed(range(len(first)))) if perm is None else tuple(perm.as_ints())
             return tuple(first[i] for i in order) if sorted(order) == list(range(len(first))) else None
+        if kind == "Slice" and first is not None:
+            return self._sliced(node, ref, first)
+        if kind == "Split" and first is not None:
+            return self._split(node, ref, first)
         if kind in ("Reshape", "Expand") and len(inputs) > 1:
             target = self.constants.integers(inputs[1])
             if target is None:
@@ -197,6 +201,56 @@ class Shapes:
             allow_zero = node.attributes.get("allowzero")
             return _reshaped(first, target, bool(allow_zero and allow_zero.as_int()))
         return None
+
+    def _sliced(self, node: ir.Node, ref: Ref, first: Dims) -> Dims | None:
+        window = self.slice_window(node, ref.calls, len(first))
+        if window is None:
+            return None
+        dims = list(first)
+        for axis, (start, end) in window.items():
+            size = first[axis]
+            if isinstance(size, int):
+                dims[axis] = len(range(*slice(start, end).indices(size)))
+            elif not (start == 0 and end >= 2**31 - 1):
+                dims[axis] = None
+        return tuple(dims)
+
+    def slice_window(
+        self, node: ir.Node, calls: tuple[ir.Node, ...], rank: int
+    ) -> dict[int, tuple[int, int]] | None:
+        """axis -> (start, end) of a Slice with constant bounds and steps of 1; axes are not negative."""
+        bounds = [self.constants.integers(self._view.input(node, calls, i)) for i in (1, 2)]
+        if bounds[0] is None or bounds[1] is None:
+            return None
+        given = [self._view.input(node, calls, i) for i in (3, 4)]
+        axes = tuple(range(len(bounds[0]))) if given[0] is None else self.constants.integers(given[0])
+        steps = (1,) * len(bounds[0]) if given[1] is None else self.constants.integers(given[1])
+        if axes is None or steps is None or any(s != 1 for s in steps):
+            return None
+        if not all(-rank <= a < rank for a in axes):
+            return None
+        return {a % rank: (s, e) for a, s, e in zip(axes, bounds[0], bounds[1], strict=False)}
+
+    def _split(self, node: ir.Node, ref: Ref, first: Dims) -> Dims | None:
+        attr = node.attributes.get("axis")
+        axis = (0 if attr is None or attr.is_ref() else attr.as_int()) % len(first)
+        sizes = self.split_sizes(node, ref.calls)
+        index, whole = ref.value.index() or 0, first[axis]
+        if sizes is not None:
+            size: Dim = sizes[index] if index < len(sizes) else None
+        elif isinstance(whole, int):  # equal parts, the last one smaller
+            part = -(-whole // len(node.outputs))
+            size = min(part, whole - part * index)
+        else:
+            size = None
+        return (*first[:axis], size, *first[axis + 1 :])
+
+    def split_sizes(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> tuple[int, ...] | None:
+        """The constant sizes of a Split's parts; None for equal parts, or where they are known only at run time."""
+        attr = self._view.attribute(node, calls, "split")
+        if attr is not None:
+            return tuple(attr.as_ints())
+        return self.constants.integers(self._view.input(node, calls, 1))
 
     def axes_of(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> tuple[int, ...] | None:
         """The constant axes of a Squeeze, Unsqueeze or reduction, from its attribute or its second input."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import MeanSquare, Product, Reduction, Shifted, X, slice_window, takes_all
+from rmsnorm_onnx.algebra import MeanSquare, Product, Reduction, Shifted, X, takes_all
 from rmsnorm_onnx.shapes import Dims, Shapes, reduction_axes, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.view import Ref, View
@@ -157,10 +157,7 @@ class Squares:
             product = Product(powers={X(): Fraction(1), divisor: Fraction(-1)})
         else:
             keep = _integer(self._view, node, calls, "keepdims", 1)
-            leading_axes = tuple(a + rank for a in axes) == tuple(range(len(axes)))
-            product = Product(
-                coefficient=coefficient, powers={MeanSquare(): exponent}, squeezed=not keep and not leading_axes
-            )
+            product = Product(coefficient=coefficient, powers={MeanSquare(): exponent}, squeezed=not keep)
         return Reduction(node, calls, output, product, axes, rank)
 
     def _types(self, ref: Ref) -> tuple[str, ...]:
@@ -293,26 +290,19 @@ class Squares:
             return None
         if node.op_type == "Split":
             axis = _integer(self._view, node, ref.calls, "axis", 0) % len(whole)
-            count = self._first_split(node, ref)
-            count = shape[-1] if count is None and shape is not None and isinstance(shape[-1], int) else count
-            return (source, count) if axis == len(whole) - 1 and ref.value.index() == 0 and count else None
-        window = slice_window(self._view, self._shapes, node, ref)
+            count = None if shape is None else shape[-1]
+            first = axis == len(whole) - 1 and ref.value.index() == 0
+            return (source, count) if first and isinstance(count, int) and count > 0 else None
+        window = self._shapes.slice_window(node, ref.calls, len(whole))
         if window is None or set(window) != {len(whole) - 1}:
             return None
         start, end = window[len(whole) - 1]
         size = whole[-1]
-        if start != 0 or not isinstance(size, int) or not 0 < end < size:
+        if start != 0 or (end < 0 and not isinstance(size, int)):
             return None
-        return source, end
-
-    def _first_split(self, node: ir.Node, ref: Ref) -> int | None:
-        attr = node.attributes.get("split")
-        sizes = (
-            tuple(attr.as_ints())
-            if attr is not None and not attr.is_ref()
-            else self._shapes.constants.integers(self._view.input(node, ref.calls, 1))
-        )
-        return sizes[0] if sizes else None
+        if isinstance(size, int):
+            end = len(range(*slice(start, end).indices(size)))
+        return (source, end) if 0 < end < 2**31 - 1 and size != end else None
 
     def _centred(self, base: Ref, axes: tuple[int, ...]) -> ir.Node | None:
         """The Sub that takes the mean over the same axes away from the value that is squared, if there is one."""
