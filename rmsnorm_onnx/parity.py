@@ -1,0 +1,321 @@
+"""Parity: each norm of a model, run alone in onnxruntime, against the float64 reference.
+
+A site is cut out of its model (`rmsnorm_onnx.subgraph`) and fed rows that show what goes wrong with norms: zeros, a
+huge row, a tiny one, one whose mean square is near epsilon, a constant one. With the model from before a rewrite, each
+site is run before and after on the same rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes, modelio
+from rmsnorm_onnx.errors import MissingDependencyError, UsageError
+from rmsnorm_onnx.find import find_rms_norms
+from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
+from rmsnorm_onnx.passes import raise_statistic
+from rmsnorm_onnx.reference import tolerance
+from rmsnorm_onnx.shapes import Dims, Shapes
+from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.subgraph import Places, Stop, UncutError
+from rmsnorm_onnx.trial import Trial, measure, one_line
+from rmsnorm_onnx.view import Ref
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+VERSION = 1
+"""Version of the report's JSON."""
+
+_ELEMENT_LIMIT = 2**24
+_TYPE_FIELDS = ("statistic_type", "factor_type", "normalized_type", "gain_type", "result_type")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SiteParity:
+    """One norm, measured.
+
+    Attributes:
+        name: The root node's name in the model that the sites were found in, or its output's.
+        scope: Where it stands, as in `Match`.
+        spec: What it is held to: the norm's spec, a half statistic raised to float32 where it was rewritten.
+        dtype: x's type.
+        tolerance: The ulps that `tolerance` grants the spec; for information, `ratio` decides.
+        original_ulp: Worst distance of the original, in ulp; None where it was not run.
+        original_ratio: Its worst error over the bound that its own rounding points allow.
+        ulp: Worst distance of the model's node, in ulp; None where it was not run.
+        ratio: Its worst error over the bound.
+        unrun: Why the original or the new node was not run, each one sentence.
+        notes: What a reader should know, each one sentence.
+    """
+
+    name: str
+    scope: str
+    spec: RMSNormSpec
+    dtype: str
+    tolerance: float
+    original_ulp: float | None = None
+    original_ratio: float | None = None
+    ulp: float | None = None
+    ratio: float | None = None
+    unrun: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> bool | None:
+        """Whether every element lies within its bound; None where the node was not run."""
+        return None if self.ratio is None else self.ratio <= 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurement as JSON-ready data; every key is always there."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lists = {"unrun": list(self.unrun), "notes": list(self.notes)}
+        return {**data, "spec": self.spec.to_json(), "within": self.within, **lists}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParityReport:
+    """All norms of a model, measured.
+
+    Attributes:
+        sites: In the order of the graph.
+        seed: What the inputs were drawn from.
+    """
+
+    sites: tuple[SiteParity, ...]
+    seed: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every node that was run is within its bound; `unrun` has the others."""
+        return all(site.within is not False for site in self.sites)
+
+    @property
+    def unrun(self) -> tuple[SiteParity, ...]:
+        """The sites whose node in the model was not run."""
+        return tuple(site for site in self.sites if site.within is None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready data, with its version."""
+        sites = [site.to_json() for site in self.sites]
+        counts = {"within": sum(s.within is True for s in self.sites), "unrun": len(self.unrun)}
+        return {"version": VERSION, "kind": "parity", "ok": self.ok, "seed": self.seed, **counts, "sites": sites}
+
+
+def verify(
+    model: Any, original: Any = None, *, seed: int = 0, max_rows: int = 64, only: Sequence[str] | None = None
+) -> ParityReport:
+    """Measures every norm of a model against the float64 reference, and the same norms of the original beside them.
+
+    Each site runs alone in onnxruntime on the CPU, on one thread, with onnxruntime's default optimisations. The gain
+    and bias are the model's own where they are constants, else drawn. Nothing is skipped in silence: a site that
+    cannot be cut out or run is in the report with the reason.
+
+    Args:
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or torch's ONNXProgram; only read.
+        original: The same before a rewrite. Then its norms are the sites, and each is looked for in `model` between
+            the values of the same names, in the same scope.
+        seed: For the inputs.
+        max_rows: Rows of one run; larger fixed batch dimensions are made smaller where the graph allows it.
+        only: Patterns of site names (as in a shell); None for all.
+
+    Returns:
+        The report; its `ok` says whether every node that was run is within its bound.
+
+    Raises:
+        ModelError: a model cannot be read.
+        UsageError: max_rows is not positive, or an argument is no model.
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    if max_rows < 1:
+        raise UsageError(f"max_rows must be at least 1, got {max_rows!r}")
+    _require_onnxruntime()
+    new = _as_ir(model)
+    old = new if original is None else _as_ir(original)
+    comparison = _Comparison(new, old if original is not None else None, seed, max_rows)
+    matches = [m for m in find_rms_norms(old) if isinstance(m, Match)]
+    chosen = [m for m in matches if only is None or any(fnmatch.fnmatchcase(m.name, p) for p in only)]
+    return ParityReport(sites=tuple(comparison.site(match) for match in chosen), seed=seed)
+
+
+def _as_ir(model: Any) -> ir.Model:
+    return model if isinstance(model, ir.Model) else modelio.to_ir(model)[0]
+
+
+def _require_onnxruntime() -> None:
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("onnxruntime", "verify", "onnxruntime>=1.23") from error
+
+
+class _Comparison:
+    """Measures sites of one pair of models; without an original, of one model."""
+
+    def __init__(self, new: ir.Model, original: ir.Model | None, seed: int, max_rows: int) -> None:
+        self._new, self._new_places = new, Places(new)
+        self._old = new if original is None else original
+        self._places = self._new_places if original is None else Places(original)
+        self._shapes = Shapes(self._places.view)
+        self._paired = original is not None
+        self._seed, self._max_rows = seed, max_rows
+        written = find_rms_norms(new) if self._paired else []
+        self._written = {(m.scope, m.output.name): m for m in written if isinstance(m, Match)}
+
+    def site(self, match: Match) -> SiteParity:
+        """Measures one site, before and after."""
+        spec, notes = self._promise(match)
+        if not spec.epsilon:
+            notes += ("epsilon is 0: a row of zeros gives NaN in the graph and is left out",)
+        measured: dict[str, float] = {}
+        unrun: list[str] = []
+        size = 1
+        try:
+            trials = self._trials(match, spec)
+            size = trials[0].rows.size
+        except (UncutError, OSError, ValueError) as problem:
+            trials, unrun = [], [f"not run: {one_line(problem)}"]
+        if trials and self._paired:
+            try:
+                output = self._places.of(match.output)
+                ulp, ratio = measure(trials, self._old, self._places, output, match.spec)
+                measured.update(original_ulp=ulp, original_ratio=ratio)
+            except UncutError as problem:
+                unrun.append(f"the original was not run: {problem}")
+        if trials:
+            try:
+                ulp, ratio = measure(trials, self._new, self._new_places, self._output(match), spec)
+                measured.update(ulp=ulp, ratio=ratio)
+            except UncutError as problem:
+                unrun.append(f"not run: {problem}")
+        return SiteParity(
+            name=match.name,
+            scope=match.scope,
+            spec=spec,
+            dtype=match.x_type,
+            tolerance=tolerance(spec, match.x_type, size),
+            unrun=tuple(unrun),
+            notes=notes,
+            **measured,
+        )
+
+    def _promise(self, match: Match) -> tuple[RMSNormSpec, tuple[str, ...]]:
+        """What the node in the model is held to: the original's mathematics, and the rounding points it claims."""
+        if not self._paired:
+            return match.spec, ()
+        spec = raise_statistic(match.spec)
+        notes: tuple[str, ...] = ()
+        if spec != match.spec:
+            notes = (f"held to a float32 statistic; the original's is {match.spec.statistic_type}",)
+        new = self._written.get((match.scope, match.output.name))
+        if new is None or new.x_type != match.x_type:
+            return spec, notes
+        claimed = raise_statistic(new.spec).resolve(match.x_type)
+        rounded = spec.resolve(match.x_type).replace(**{f: getattr(claimed, f) for f in _TYPE_FIELDS})
+        if not spec.gain_offset and not spec.has_bias:
+            # A product of two halves is exact in float32, so that the type it is formed in makes no difference.
+            rounded = rounded.replace(gain_type=spec.gain_type)
+        if rounded.canonical(match.x_type) == spec.canonical(match.x_type):
+            return spec, notes
+        return rounded, (*notes, "held to its own rounding points, which are not the original's")
+
+    def _output(self, match: Match) -> Ref:
+        """The result in the model, under the name that it had."""
+        if not self._paired:
+            return self._places.of(match.output)
+        found = self._new_places.find(match.scope, match.output.name)
+        if found is None:
+            raise UncutError(f"the model has no node that gives {match.output.name}")
+        return found
+
+    def _trials(self, match: Match, spec: RMSNormSpec) -> list[Trial]:
+        """Inputs with few rows, and where that means other dimensions than the graph's, with the graph's own too."""
+        dims = self._dims(match, match.x, "x")
+        symbols: dict[str, int] = {}
+        shape = concrete_shape(dims, symbols)
+        small = fewer_rows(shape, spec.axes, self._max_rows)
+        shapes = [s for s in dict.fromkeys((small, shape)) if math.prod(s) <= _ELEMENT_LIMIT]
+        if not shapes:
+            raise UncutError(f"a row set of shape {list(small)} is larger than {_ELEMENT_LIMIT} elements")
+        return [self._trial(match, spec, s, symbols) for s in shapes]
+
+    def _trial(self, match: Match, spec: RMSNormSpec, shape: tuple[int, ...], symbols: dict[str, int]) -> Trial:
+        rng = np.random.default_rng(self._seed)
+        rows = RowKinds(spec, match.x_type, shape)
+        stops = {match.x: Stop("x", match.x_type, shape)}
+        if match.residual is not None:
+            nothing = np.zeros(shape, dtypes.numpy_dtype(match.x_type))
+            stops[match.residual] = Stop("residual", match.x_type, shape, nothing)
+        given: dict[str, np.ndarray] = {}
+        for name, value in (("gain", match.gain), ("bias", match.bias)):
+            if value is not None:
+                given[name], stops[value] = self._parameter(match, value, name, rng, symbols)
+        if spec.has_gain and match.gain is None:
+            given["gain"] = match.node.attributes["gain"].as_tensor().numpy()
+        return Trial(match.x_type, rows, rows.batches(rng), stops, given)
+
+    def _parameter(
+        self, match: Match, value: ir.Value, name: str, rng: np.random.Generator, symbols: dict[str, int]
+    ) -> tuple[np.ndarray, Stop]:
+        """A gain or bias: the model's own where it is constant, else one drawn from 0.5 to 1.5."""
+        ref = self._resolved(match, value)
+        kind = self._shapes.float_type(ref)
+        if kind is None:
+            raise UncutError(f"the type of its {name} {value.name} is unknown")
+        tensor = ref.value.const_value
+        node = ref.value.producer()
+        if tensor is None and node is not None and node.op_type == "Constant" and "value" in node.attributes:
+            tensor = node.attributes["value"].as_tensor()
+        if tensor is not None:
+            data = np.array(tensor.numpy())
+            return data, Stop(name, kind, data.shape, data)
+        shape = concrete_shape(self._dims(match, value, name), symbols)
+        data = rng.uniform(0.5, 1.5, shape).astype(dtypes.numpy_dtype(kind))
+        return data, Stop(name, kind, shape)
+
+    def _resolved(self, match: Match, value: ir.Value) -> Ref:
+        ref = self._places.view.resolve(Ref(value, self._places.of(match.output).calls))
+        if ref is None:
+            raise UncutError(f"{value.name} is passed to the function around it by no caller")
+        return ref
+
+    def _dims(self, match: Match, value: ir.Value, what: str) -> Dims:
+        dims = self._shapes.shape(self._resolved(match, value))
+        if dims is None:
+            raise UncutError(f"the shape of its {what} {value.name} is unknown; run shape inference")
+        return dims
+
+
+def print_report(report: ParityReport, console: Console) -> None:
+    """Print the measurements as a table, what was not run with its reasons, and a closing line of counts."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("site", "type", "ulp before", "ulp", "allowed", "of the bound", ""):
+        table.add_column(column, overflow="fold")
+    for site in report.sites:
+        verdict = {True: Text("within", "green"), False: Text("beyond", "bold red"), None: Text("not run", "yellow")}
+        numbers = [site.original_ulp, site.ulp, site.tolerance, site.ratio]
+        cells = [Text("" if n is None else f"{n:.3g}") for n in numbers]
+        name = f"{site.scope}/{site.name}" if site.scope else site.name
+        table.add_row(Text(name), Text(site.dtype), *cells, verdict[site.within])
+    if report.sites:
+        console.print(table)
+    for title, field in (("not run", "unrun"), ("notes", "notes")):
+        lines = collections.Counter(line for site in report.sites for line in getattr(site, field))
+        if lines:
+            console.print(f"\n{title}:", style="bold", markup=False)
+        for line, count in lines.items():
+            console.print(f"  {line}" + (f" ({count} sites)" if count > 1 else ""), markup=False, highlight=False)
+    counts = [sum(site.within is value for site in report.sites) for value in (True, False, None)]
+    console.print("\n{} within, {} beyond, {} not run".format(*counts), style="bold", markup=False, highlight=False)

@@ -1,0 +1,132 @@
+"""One site run in onnxruntime on one set of inputs, and its distance from the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.inputs import RowKinds
+from rmsnorm_onnx.reference import error_bound, reference, ulp_distance
+from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.subgraph import Places, Stop, UncutError, cut
+from rmsnorm_onnx.view import Ref
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One set of inputs for a site.
+
+    Attributes:
+        x_type: x's type.
+        rows: What the rows of x are.
+        batches: x, one array for each run.
+        stops: The values of the site's graph that the inputs stand for.
+        given: The gain and the bias by those names, where the norm has them.
+    """
+
+    x_type: str
+    rows: RowKinds
+    batches: Sequence[np.ndarray]
+    stops: Mapping[ir.Value, Stop]
+    given: Mapping[str, np.ndarray]
+
+    def distances(self, model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec) -> tuple[float, float]:
+        """(worst ulp, worst error over its bound) of one site of a model.
+
+        Raises:
+            UncutError: it cannot be cut out, or onnxruntime cannot run it.
+        """
+        kind = spec.resolve(self.x_type).result_type
+        result = Stop("y", kind, self.rows.shape)
+        alone = cut(model, places.view, output, self.stops, result)
+        worst = 0.0, 0.0
+        for x, y in zip(self.batches, _run(alone, self, result), strict=True):
+            parameters = [_of_rank(self.given.get(name), x.ndim) for name in ("gain", "bias")]
+            exact, bound = reference(spec, x, *parameters), error_bound(spec, x, *parameters)
+            pairs = (ulp_distance(y, exact), _ratio(y.astype(np.float64), exact, bound))
+            worst = max(worst[0], float(np.max(pairs[0]))), max(worst[1], float(np.max(pairs[1])))
+        return worst
+
+
+def measure(
+    trials: Sequence[Trial], model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec
+) -> tuple[float, float]:
+    """(worst ulp, worst error over its bound) of a site, by the first set of inputs that its graph takes.
+
+    Raises:
+        UncutError: it takes none; the reason is the last one's.
+    """
+    for trial in trials[:-1]:
+        try:
+            return trial.distances(model, places, output, spec)
+        except UncutError:
+            continue  # smaller dimensions than the graph's own: some constant may hold those
+    return trials[-1].distances(model, places, output, spec)
+
+
+def one_line(error: Exception) -> str:
+    """An exception in one line, without onnxruntime's codes."""
+    text = " ".join(str(error).split())
+    return text.rsplit(" : ", 1)[-1][:300] if text.startswith("[ONNXRuntimeError]") else text[:300]
+
+
+def _run(model: ir.Model, trial: Trial, result: Stop) -> list[np.ndarray]:
+    """The results for all batches."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        data = ir.to_proto(model).SerializeToString()
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        wanted = {i.name for i in session.get_inputs()}
+        if "x" not in wanted:
+            raise UncutError("its result does not depend on its input")
+        feeds = {name: _ort_value(a) for name, a in trial.given.items() if name in wanted}
+        return [_bound_run(session, feeds | {"x": _ort_value(x)}, result) for x in trial.batches]
+    except UncutError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise UncutError(one_line(error)) from error
+
+
+def _bound_run(session: Any, feeds: Mapping[str, Any], result: Stop) -> np.ndarray:
+    """One run into an array of ours: onnxruntime hands out no bfloat16 arrays."""
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, value)
+    y = np.full(result.shape, np.nan, dtypes.numpy_dtype(result.type))
+    element = int(dtypes.ir_dtype(result.type))
+    binding.bind_output("y", "cpu", 0, element, list(result.shape), y.ctypes.data)
+    session.run_with_iobinding(binding)
+    return y
+
+
+def _ort_value(array: np.ndarray) -> Any:
+    import onnxruntime
+
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        element = int(ir.DataType.BFLOAT16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _of_rank(parameter: np.ndarray | None, rank: int) -> np.ndarray | None:
+    """A gain or bias with leading ones, so that it lies as numpy broadcasting lays it."""
+    return None if parameter is None else parameter.reshape((1,) * (rank - parameter.ndim) + parameter.shape)
+
+
+def _ratio(y: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Errors over their bounds; 0 where there is no error or no bound, infinite for a NaN that is bounded."""
+    error = np.abs(y - exact)
+    error = np.where(np.isnan(error), np.inf, error)
+    with np.errstate(all="ignore"):
+        ratio = np.where(error == 0, 0.0, error / bound)
+    return np.where(np.isinf(bound), 0.0, ratio)
