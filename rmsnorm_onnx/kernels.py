@@ -25,15 +25,39 @@ Types: TypeAlias = dict[ir.Value, str | None]
 OpKey: TypeAlias = tuple[str, str]
 """(domain, operator)."""
 
+Gap: TypeAlias = tuple[tuple[str, str, str], str]
+"""((operator with its version, domain, type), node name)."""
+
 _OPEN_END = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operator:
+    """One version of an operator.
+
+    Attributes:
+        name: Its name.
+        since: The opset that brought this version.
+        inputs: (name, type parameter or type) of each formal input; the last may be variadic.
+        outputs: The same of each output.
+        types: The types that each type parameter may take.
+    """
+
+    name: str
+    since: int
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    types: Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """onnxruntime's operators and CPU kernels."""
+    """onnxruntime's operators and CPU kernels, and the answers already given."""
 
     schemas: Mapping[OpKey, Sequence[Any]]
     kernels: Mapping[OpKey, Sequence[Any]]
+    _operators: dict[tuple[OpKey, int], Operator | None] = dataclasses.field(default_factory=dict)
+    _verdicts: dict[tuple[Any, ...], bool] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     @functools.cache
@@ -56,25 +80,41 @@ class Registry:
                 kernels[_domain(kernel.domain), kernel.op_name].append(kernel)
         return Registry(schemas, kernels)
 
-    def schema(self, key: OpKey, opset: int) -> Any | None:
-        """The operator's newest definition that an opset includes."""
-        versions = [s for s in self.schemas.get(key, ()) if s.since_version <= opset]
-        return max(versions, key=lambda s: s.since_version, default=None)
+    def operator(self, key: OpKey, opset: int) -> Operator | None:
+        """The operator's newest version that an opset includes, or None."""
+        if (key, opset) not in self._operators:
+            versions = [s for s in self.schemas.get(key, ()) if s.since_version <= opset]
+            newest = max(versions, key=lambda s: s.since_version, default=None)
+            self._operators[key, opset] = None if newest is None else _operator(newest)
+        return self._operators[key, opset]
 
-    def runs(self, key: OpKey, schema: Any, inputs: Sequence[str | None], outputs: Sequence[str | None]) -> bool:
+    def runs(self, key: OpKey, operator: Operator, inputs: Sequence[str | None], outputs: Sequence[str | None]) -> bool:
         """Whether some kernel takes these types."""
-        types = _formal_types(schema, inputs, outputs)
-        if not _fits(types, {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}):
-            return False  # the operator itself is not defined on these types
-        for kernel in self.kernels.get(key, ()):
-            start, end = kernel.version_range
-            since = schema.since_version
-            # A kernel with an open end serves the one version that it was written for.
-            if since != start and not (end < _OPEN_END and start <= since <= end):
-                continue
-            if _fits(types, kernel.type_constraints):
-                return True
-        return False
+        question = (key, operator.since, tuple(inputs), tuple(outputs))
+        if question not in self._verdicts:
+            types = _formal_types(operator, inputs, outputs)
+            # The operator itself may not be defined on these types.
+            self._verdicts[question] = _fits(types, operator.types) and any(
+                _serves(kernel, operator.since) and _fits(types, kernel.type_constraints)
+                for kernel in self.kernels.get(key, ())
+            )
+        return self._verdicts[question]
+
+
+def _operator(schema: Any) -> Operator:
+    return Operator(
+        name=schema.name,
+        since=schema.since_version,
+        inputs=tuple((p.name, p.typeStr) for p in schema.inputs),
+        outputs=tuple((p.name, p.typeStr) for p in schema.outputs),
+        types={c.type_param_str: c.allowed_type_strs for c in schema.type_constraints},
+    )
+
+
+def _serves(kernel: Any, since: int) -> bool:
+    """Whether a kernel is for a version; one with an open end serves the one version that it was written for."""
+    start, end = kernel.version_range
+    return bool(since == start or (end < _OPEN_END and start <= since <= end))
 
 
 def _fits(types: Mapping[str, set[str]], allowed: Mapping[str, Sequence[str]]) -> bool:
@@ -85,21 +125,23 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _formals(parameters: Sequence[Any], count: int) -> Iterator[Any]:
+def _formals(parameters: Sequence[tuple[str, str]], count: int) -> Iterator[tuple[str, str]]:
     """The formal parameter of each actual one; the last may be variadic and is repeated."""
     for i in range(count):
         if parameters:
             yield parameters[min(i, len(parameters) - 1)]
 
 
-def _formal_types(schema: Any, inputs: Sequence[str | None], outputs: Sequence[str | None]) -> dict[str, set[str]]:
+def _formal_types(
+    operator: Operator, inputs: Sequence[str | None], outputs: Sequence[str | None]
+) -> dict[str, set[str]]:
     """The actual types by what a kernel's constraint may name: a type parameter, or a parameter's own name."""
     types: dict[str, set[str]] = collections.defaultdict(set)
-    for parameters, actual in ((schema.inputs, inputs), (schema.outputs, outputs)):
-        for formal, kind in zip(_formals(parameters, len(actual)), actual, strict=False):
+    for parameters, actual in ((operator.inputs, inputs), (operator.outputs, outputs)):
+        for (name, parameter), kind in zip(_formals(parameters, len(actual)), actual, strict=False):
             if kind is not None:
-                types[formal.typeStr].add(kind)
-                types[formal.name].add(kind)
+                types[parameter].add(kind)
+                types[name].add(kind)
     return types
 
 
@@ -107,14 +149,15 @@ class Walk:
     """Follows element types through a model and collects what has no kernel.
 
     Attributes:
-        gaps: (operator with its version, domain, type; node name), once for each node and each call of it.
+        gaps: Once for each node, and in a function for each call of it.
     """
 
-    def __init__(self, registry: Registry, functions: Mapping[OpKey, ir.Function]) -> None:
-        """Start a walk; `functions` are the model's own, by domain and name."""
+    def __init__(self, registry: Registry, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
+        """Start a walk; `functions` are the model's own."""
         self.registry = registry
         self.functions = functions
-        self.gaps: list[tuple[tuple[str, str, str], str]] = []
+        self._calls: dict[tuple[Any, ...], tuple[list[str | None], list[Gap]]] = {}
+        self.gaps: list[Gap] = []
 
     def graph(
         self,
@@ -141,7 +184,7 @@ class Walk:
         """The types of a node's outputs; a gap is noted."""
         key = (_domain(node.domain), node.op_type)
         bound = _bind(node, attributes)
-        if function := self.functions.get((node.domain, node.op_type)):
+        if function := self.functions.get(node.op_identifier()):
             return self._call(function, inputs, bound)
         branches = [
             self.graph(g, types, opsets, attributes)
@@ -152,41 +195,51 @@ class Walk:
         if key == ("", "Constant"):  # stored, not run
             return [_constant_type(bound)]
         opset = opsets.get(node.domain, opsets.get(key[0], 1))
-        schema = self.registry.schema(key, opset)
-        if schema is None:
+        operator = self.registry.operator(key, opset)
+        if operator is None:
             self.gaps.append(((node.op_type, key[0], ""), node_name(node)))
             return [None] * len(node.outputs)
         declared = [_type_of(v, {}) for v in node.outputs]
-        outputs = _output_types(schema, inputs, declared, bound, branches)
-        if not self._runs(key, schema, node, inputs, outputs, opset, bound):
-            kind = _blamed(key, schema, self.registry, [*inputs, *outputs])
-            self.gaps.append(((f"{node.op_type}({schema.since_version})", key[0], kind), node_name(node)))
+        outputs = _output_types(operator, inputs, declared, bound, branches)
+        if not self._runs(key, operator, node, inputs, outputs, opset, bound):
+            kind = _blamed(key, self.registry, [*inputs, *outputs])
+            self.gaps.append(((f"{node.op_type}({operator.since})", key[0], kind), node_name(node)))
         return outputs
 
     def _call(
         self, function: ir.Function, inputs: Sequence[str | None], bound: Mapping[str, ir.Attr]
     ) -> list[str | None]:
+        """Walk a function's body for one call of it; calls that agree are walked once."""
         given = {name: a for name, a in function.attributes.items() if a.value is not None} | dict(bound)
-        types: Types = dict(zip(function.inputs, inputs, strict=False))
-        return self.graph(function, types, function.opset_imports, given)
+        scalars = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING)
+        values = ((n, a.value if a.type in scalars else id(a)) for n, a in sorted(given.items()))
+        key = (id(function), *inputs, *values)
+        if key not in self._calls:
+            outer, self.gaps = self.gaps, []
+            types: Types = dict(zip(function.inputs, inputs, strict=False))
+            self._calls[key] = self.graph(function, types, function.opset_imports, given), self.gaps
+            self.gaps = outer
+        outputs, gaps = self._calls[key]
+        self.gaps += gaps
+        return outputs
 
     def _runs(
         self,
         key: OpKey,
-        schema: Any,
+        operator: Operator,
         node: ir.Node,
         inputs: Sequence[str | None],
         outputs: Sequence[str | None],
         opset: int,
         bound: Mapping[str, ir.Attr],
     ) -> bool:
-        if self.registry.runs(key, schema, inputs, outputs):
+        if self.registry.runs(key, operator, inputs, outputs):
             return True
         # onnxruntime casts a float16 node that it has no kernel for to float32 and back.
         wide = [["tensor(float)" if t == "tensor(float16)" else t for t in side] for side in (inputs, outputs)]
-        if wide != [list(inputs), list(outputs)] and self.registry.runs(key, schema, *wide):
+        if wide != [list(inputs), list(outputs)] and self.registry.runs(key, operator, *wide):
             return True
-        body = _function_body(node, schema, inputs, opset, bound) if key[0] == "" else None
+        body = _function_body(node, operator, inputs, opset, bound) if key[0] == "" else None
         if body is None:
             return False
         inner = Walk(self.registry, {})
@@ -236,7 +289,7 @@ def _constant_type(attributes: Mapping[str, ir.Attr]) -> str | None:
 
 
 def _output_types(
-    schema: Any,
+    operator: Operator,
     inputs: Sequence[str | None],
     declared: Sequence[str | None],
     attributes: Mapping[str, ir.Attr],
@@ -244,17 +297,17 @@ def _output_types(
 ) -> list[str | None]:
     """The output types that follow from an operator's definition, else those that the file declares."""
     by_parameter: dict[str, str] = {}
-    for formal, kind in zip(_formals(schema.inputs, len(inputs)), inputs, strict=False):
-        if kind is not None and not (branches and formal.typeStr == "V"):
-            by_parameter.setdefault(formal.typeStr, kind)
+    for (_, parameter), kind in zip(_formals(operator.inputs, len(inputs)), inputs, strict=False):
+        if kind is not None and not (branches and parameter == "V"):
+            by_parameter.setdefault(parameter, kind)
     said = next((attributes[a] for a in ("to", "dtype", "output_dtype") if a in attributes), None)
     types = []
-    for i, formal in enumerate(_formals(schema.outputs, len(declared))):
-        kind = by_parameter.get(formal.typeStr)
+    for i, (_, parameter) in enumerate(_formals(operator.outputs, len(declared))):
+        kind = by_parameter.get(parameter)
         if branches:
             kind = _branch_type(branches, i, len(declared))
-        elif kind is None and formal.typeStr.startswith("tensor("):
-            kind = formal.typeStr
+        elif kind is None and parameter.startswith("tensor("):
+            kind = parameter
         elif kind is None and said is not None and said.as_int():
             kind = _type_string(ir.DataType(said.as_int()))
         elif kind is None and "value" in attributes:  # ConstantOfShape
@@ -273,11 +326,11 @@ def _branch_type(branches: Sequence[Sequence[str | None]], i: int, count: int) -
 
 
 def _function_body(
-    node: ir.Node, schema: Any, inputs: Sequence[str | None], opset: int, bound: Mapping[str, ir.Attr]
+    node: ir.Node, operator: Operator, inputs: Sequence[str | None], opset: int, bound: Mapping[str, ir.Attr]
 ) -> ir.Function | None:
     """The function that ONNX defines an operator as, or None where onnxruntime would not use it."""
     try:
-        definition: Any = onnx.defs.get_schema(schema.name, opset, "")
+        definition: Any = onnx.defs.get_schema(operator.name, opset, "")
         if definition.has_function:
             version = max(v for v in definition.function_opset_versions if v <= opset)
             proto = onnx.FunctionProto.FromString(definition.get_function_with_opset_version(version))
@@ -317,7 +370,7 @@ def _element(kind: str | None) -> int:
     return names.get(kind, onnx.TensorProto.UNDEFINED)
 
 
-def _blamed(key: OpKey, schema: Any, registry: Registry, types: Sequence[str | None]) -> str:
+def _blamed(key: OpKey, registry: Registry, types: Sequence[str | None]) -> str:
     """The type to name: the first that no kernel of the operator takes, else the first float, else the first."""
     known = [t for t in types if t is not None]
     taken = {t for k in registry.kernels.get(key, ()) for allowed in k.type_constraints.values() for t in allowed}

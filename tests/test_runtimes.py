@@ -119,6 +119,13 @@ TEXTS = {
         g (float[4] x) => (bfloat16[4] y) { y = own.F<kind = 16>(x) }
         <domain: "own", opset_import: ["" : 18]> F <kind>(a) => (c) { b = Cast<to: int = @kind>(a)  c = Neg(b) }""",
     ),
+    "a local function with a tensor attribute": (
+        False,
+        """<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        g (bfloat16[1] x) => (bfloat16[1] y) { y = own.F<k: tensor = bfloat16[1] {1}>(x) }
+        <domain: "own", opset_import: ["" : 18]>
+        F <k>(a) => (c) { b = Constant<value: tensor = @k>()  c = Add(a, b) }""",
+    ),
     "a branch that yields bfloat16": (
         False,
         """<ir_version: 10, opset_import: ["" : 18]>
@@ -146,6 +153,19 @@ def test_whole_models(name: str) -> None:
     proto = parse(text)
     assert (gaps(proto) == []) is runs, gaps(proto)
     assert loads(proto) is runs
+
+
+def test_overloads_are_told_apart() -> None:
+    """Each call walks its own overload of a function, and a call counts each of its nodes."""
+    proto = parse(TEXTS["a local function, called with float32 alone"][1])
+    other = proto.functions.add()
+    other.CopyFrom(proto.functions[0])
+    other.overload = "half"
+    other.node.insert(0, helper.make_node("Cast", ["a"], ["c"], to=TensorProto.BFLOAT16))
+    other.node[1].input[:] = ["c", "c"]
+    assert gaps(proto) == []
+    proto.graph.node[0].overload = "half"
+    assert [gap.count for gap in missing_kernels(ir.from_proto(proto))] == [1]
 
 
 def test_the_number_of_nodes_and_the_first() -> None:
