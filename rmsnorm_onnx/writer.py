@@ -96,6 +96,11 @@ class Writer:
         self._names = names
         self._metadata = dict(metadata or {})
 
+    @property
+    def function_opset(self) -> int:
+        """The version that function bodies are written for: the model's own, with which the checker compares them."""
+        return self._model.graph.opset_imports.get("", self.opset)
+
     def op(
         self,
         op_type: str,
@@ -123,6 +128,8 @@ class Writer:
             value.name = self._names.fresh(f"{stem}/{op_type}_output")
         node.metadata_props.update(self._metadata)
         self.nodes.append(node)
+        if op_type == "Constant" and "value" in node.attributes:
+            _describe(node.outputs[0], node.attributes["value"].as_tensor())
         return node.outputs[0]
 
     def constant(self, value: float | np.ndarray, dtype: str) -> ir.Value:
@@ -159,6 +166,11 @@ class _Ops:
             return self._writer.op(op_type, *inputs, **attributes)
 
         return call
+
+
+def _describe(value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Gives a constant its type and shape, which readers of the new nodes ask for."""
+    value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape), tensor  # type: ignore[arg-type]
 
 
 def like(value: ir.Value, old: ir.Value, dtype: str) -> ir.Value:

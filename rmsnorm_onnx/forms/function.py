@@ -30,7 +30,7 @@ def rounding_change(match: Match) -> None:
 def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the node, and its function where the file has none that is equal."""
     gain = constant_gain(match) if writer.gain_attribute else None
-    body = body_of(match, writer.opset, gain_attribute=gain is not None)
+    body = body_of(match, writer.function_opset, gain_attribute=gain is not None)
     function = writer.functions.get(body)
     attributes: dict[str, Any] = dict(functions.node_attributes(match.spec))
     if gain is not None:

@@ -70,7 +70,7 @@ def rounding_change(match: Match) -> None:
 def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the node, and asks for its function."""
     gain = constant_gain(match) if writer.gain_attribute else None
-    body = body_of(match, writer.opset, gain_attribute=gain is not None)
+    body = body_of(match, writer.function_opset, gain_attribute=gain is not None)
     attributes = fields(match.spec)
     if gain is not None:
         attributes["gain"] = gain
