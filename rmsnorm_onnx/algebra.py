@@ -81,10 +81,13 @@ class Product:
 
     @property
     def value(self) -> float:
-        """The whole coefficient, with the constants."""
+        """The whole coefficient, with the constants; not a number where it leaves the range of float64."""
         total = self.coefficient
-        for constant, exponent in self.constants:
-            total *= constant.value ** float(exponent)
+        try:
+            for constant, exponent in self.constants:
+                total *= constant.value ** float(exponent)
+        except OverflowError:
+            return math.nan
         return total
 
     @property
@@ -124,7 +127,7 @@ class Product:
         """self ** exponent; None where a root of something that may be negative would be taken."""
         if exponent.denominator != 1 and not self._positive:
             return None
-        if exponent < 0 and self.is_constant and self.value == 0:
+        if not 1e-150 < abs(self.coefficient) < 1e150:
             return None
         return Product(
             coefficient=self.coefficient ** float(exponent),
@@ -205,6 +208,8 @@ class Algebra:
         opaque = Product(powers={Opaque(ref): Fraction(1)})
         scalar = self._shapes.constants.scalar(ref)
         if scalar is not None:
+            if scalar.value == 0 or not math.isfinite(scalar.value):
+                return opaque  # what it multiplies is no norm, and it cannot be divided by
             if scalar.dtype.kind not in "fV" and scalar.dtype.name not in dtypes.FLOAT_TYPES:
                 return opaque
             half = not dtypes.holds(scalar.dtype.name, "float32") if scalar.dtype.name in dtypes.FLOAT_TYPES else True
@@ -230,7 +235,7 @@ class Algebra:
 
     def _combine(self, node: ir.Node, ref: Ref, sign: int) -> Product | None:
         a, b = self._input(node, ref, 0), self._input(node, ref, 1)
-        if a is None or b is None or (sign < 0 and b.is_constant and b.value == 0):
+        if a is None or b is None:
             return None
         if not proves_alignment(a, b, self._reduction):
             return None
@@ -355,8 +360,8 @@ class Algebra:
         return self._input(node, ref, 0) if takes_all(self._view, self._shapes, node, ref) else None
 
     def _transpose(self, node: ir.Node, ref: Ref) -> Product | None:
-        perm = node.attributes.get("perm")
-        identity = perm is not None and not perm.is_ref() and list(perm.as_ints()) == sorted(perm.as_ints())
+        perm = self._view.attribute(node, ref.calls, "perm")
+        identity = perm is not None and list(perm.as_ints()) == sorted(perm.as_ints())
         return self._input(node, ref, 0) if identity else None
 
 

@@ -121,7 +121,7 @@ def read_roundings(
     statistic = _narrowest([*candidate.types, *events.types.get("statistic", [])], "float64")
     factor = _narrowest(events.types.get("factor", []), statistic)
     roots = narrow("root")
-    if roots and not dtypes.holds(roots[0], statistic) and dtypes.holds("float32", statistic):
+    if roots and not dtypes.holds(roots[0], statistic) and dtypes.holds(statistic, "float32"):
         changes.append(f"the root is rounded to {roots[0]} before it divides")
     normalized = _narrowest(events.types.get("normalized", []), wide)
     for kind, what in (("x", "x"), ("factor", "1 / rms"), ("normalized", "x / rms")):
@@ -142,9 +142,7 @@ def read_roundings(
     return Roundings(statistic, factor, normalized, gain, product, tuple(changes), tuple(notes))
 
 
-def _gain_type(
-    shapes: Shapes, claim: Claim, events: _Events, normalized: str, product: str, result: str
-) -> str:
+def _gain_type(shapes: Shapes, claim: Claim, events: _Events, normalized: str, product: str, result: str) -> str:
     """The type in which the gain takes part, so that the spec's product type rounds as the graph does."""
     if claim.gain is None:
         return normalized

@@ -26,8 +26,9 @@ _HALF = Fraction(1, 2)
 
 # What a weight may pass through on its way to the norm; anything else makes it an activation.
 _WEIGHT_OPERATORS = frozenset(
-    "Cast CastLike Identity Add Sub Mul Div Neg Abs Exp Reshape Unsqueeze Squeeze Expand Transpose Slice Concat "
-    "DequantizeLinear QuantizeLinear Gather Flatten".split()
+    {"Cast", "CastLike", "Identity", "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Exp"}
+    | {"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Slice", "Concat", "Gather", "Flatten"}
+    | {"DequantizeLinear", "QuantizeLinear"}
 )
 
 
@@ -85,13 +86,9 @@ class Claims:
         spread = self._spread(product, node)
         if spread is not None:
             return spread
-        return Claim(
-            root, product, placement, epsilon, isinstance(atom, Shifted), factor, (atom, exponent), rounded
-        )
+        return Claim(root, product, placement, epsilon, isinstance(atom, Shifted), factor, (atom, exponent), rounded)
 
-    def _statistic(
-        self, product: Product, node: ir.Node
-    ) -> tuple[Placement, float, float, Atom, Fraction] | Refusal:
+    def _statistic(self, product: Product, node: ir.Node) -> tuple[Placement, float, float, Atom, Fraction] | Refusal:
         """(placement, epsilon, what the mean square's own coefficient contributes, atom, exponent)."""
         name = node_name(node)
         if product.squeezed:
@@ -123,9 +120,7 @@ class Claims:
             return ("clamp" if atom.clamp else "outside"), epsilon, 1.0 / k, atom, exponent
         return _not_a_root(node)
 
-    def _gain(
-        self, product: Product, scale: float, node: ir.Node
-    ) -> tuple[Gain | None, str | None] | Refusal:
+    def _gain(self, product: Product, scale: float, node: ir.Node) -> tuple[Gain | None, str | None] | Refusal:
         """The gain, if any, once everything else is proven to multiply to 1."""
         opaques = product.opaques
         coefficient = product.value * scale
@@ -153,9 +148,10 @@ class Claims:
         return refusal if refusal is not None else (self.read_gain(factor), rounded or None)
 
     def _explains(self, product: Product, scale: float) -> str | None:
-        """"" where the coefficient is proven to be 1, a sentence where only a half constant's rounding parts it from 1.
+        """How it is explained that nothing but 1 is left over; None where something is.
 
-        None where it is not 1.
+        An empty string says that the coefficient is proven to be 1, a sentence that only the rounding of a half
+        constant parts it from 1.
         """
         coefficient = product.value * scale
         if proves_coefficient(coefficient):
@@ -175,9 +171,8 @@ class Claims:
     def _scalar_gain(self, product: Product, coefficient: float) -> Gain | None:
         """A scalar constant that leaves 1 when it is taken out is a gain."""
         for constant, exponent in product.constants:
-            if exponent == 1 and constant.value:
-                if proves_coefficient(coefficient / constant.value):
-                    return Gain(constant.ref, 0.0, self._shapes.float_type(constant.ref), constant.ref)
+            if exponent == 1 and proves_coefficient(coefficient / constant.value):
+                return Gain(constant.ref, 0.0, self._shapes.float_type(constant.ref), constant.ref)
         return None
 
     def _proves_gain(self, factor: Ref, node: ir.Node) -> Refusal | None:

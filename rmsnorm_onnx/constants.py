@@ -41,6 +41,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Pow": np.power,
 }
 _SAME = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand")
+_FOLDED = frozenset({*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice"})
 
 
 class Constants:
@@ -124,7 +125,7 @@ class Constants:
         if node.op_type == "Shape":
             return self._shape(node, ref.calls)
         fold = _UNARY.get(node.op_type) or _BINARY.get(node.op_type)
-        if fold is None and node.op_type not in (*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice"):
+        if fold is None and node.op_type not in _FOLDED:
             return None
         return self._fold(node, ref, depth)
 

@@ -57,7 +57,7 @@ def numpy_dtype(name: str) -> np.dtype:
 @functools.cache
 def finfo(name: str) -> ml_dtypes.finfo:
     """Machine limits of a float type (eps, tiny, smallest_subnormal, max)."""
-    return ml_dtypes.finfo(numpy_dtype(name))
+    return ml_dtypes.finfo(numpy_dtype(name))  # type: ignore[no-untyped-call]
 
 
 def float_name(dtype: ir.DataType | None) -> str | None:

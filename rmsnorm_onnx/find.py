@@ -123,7 +123,7 @@ class Finder:
         while pending and len(seen) < _WALK_LIMIT:
             ref = pending.pop(0)
             for node, calls in self._view.users(ref):
-                if not node.outputs or node.outputs[0].graph is None and node.graph is None:
+                if not node.outputs:
                     continue
                 out = Ref(node.outputs[0], calls)
                 if out in seen:
@@ -143,9 +143,7 @@ class Finder:
                 Refusal(DeclineCode.UNUSED, f"no division by a root follows the mean square of {node_name(node)}", node)
             )
 
-    def _obstacle(
-        self, node: ir.Node, calls: tuple[ir.Node, ...], ref: Ref, algebra: Algebra
-    ) -> Iterator[Refusal]:
+    def _obstacle(self, node: ir.Node, calls: tuple[ir.Node, ...], ref: Ref, algebra: Algebra) -> Iterator[Refusal]:
         """Why the algebra ends at a node that reads the statistic."""
         name, product = node_name(node), algebra.product(ref)
         if X() in product.powers:
@@ -222,13 +220,15 @@ class Finder:
         return [claim for root, claim in accepted.items() if root not in inner]
 
     def _sole_user(self, ref: Ref) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
-        """The one node that reads a value which is no output, or None."""
-        users = list(self._view.users(ref))
+        """The one node that reads the numbers of a value which is no output, or None."""
+        users = [user for user in self._view.users(ref) if self._reads_numbers(user, ref)]
         return users[0] if len(users) == 1 and not self._view.is_model_output(ref) else None
 
-    def _found(
-        self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, x_type: str
-    ) -> Found | None:
+    def _reads_numbers(self, user: tuple[ir.Node, tuple[ir.Node, ...]], ref: Ref) -> bool:
+        node, calls = user
+        return node.op_type != "Shape" and not (node.op_type == "CastLike" and self._view.input(node, calls, 0) != ref)
+
+    def _found(self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, x_type: str) -> Found | None:
         roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
         gain = claim.gain
         root_type = self._shapes.float_type(claim.root)
@@ -240,7 +240,8 @@ class Finder:
                 gain = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
                 claim = dataclasses.replace(claim, gain=gain)
                 roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
-        root, bias, result_type = self._tail(claims, claim.root, roundings.product, root_type)
+        root, bias, product_type, result_type = self._tail(claims, claim, roundings.product, root_type)
+        normalized = product_type if gain is None and bias is not None else roundings.normalized
 
         def relative(name: str) -> str:
             return "x" if name == x_type else name
@@ -255,8 +256,8 @@ class Finder:
             has_bias=bias is not None,
             statistic_type=roundings.statistic,
             factor_type=roundings.factor,
-            normalized_type=relative(roundings.normalized),
-            gain_type=relative(roundings.product if bias is not None and gain is not None and not gain.offset else
+            normalized_type=relative(normalized),
+            gain_type=relative(product_type if bias is not None and (gain is None or not gain.offset) else
                                roundings.gain),
             result_type=relative(result_type),
         )  # fmt: skip
@@ -267,12 +268,13 @@ class Finder:
         return Found(spec, candidate.x, gain.value if gain else None, bias, root, x_type, changes, notes)
 
     def _tail(
-        self, claims: Claims, root: Ref, product_type: str, result_type: str
-    ) -> tuple[Ref, Ref | None, str]:
+        self, claims: Claims, claim: Claim, product_type: str, result_type: str
+    ) -> tuple[Ref, Ref | None, str, str]:
         """Takes in what follows the product and belongs to the norm: a bias, then a Cast to a narrower type."""
         bias: Ref | None = None
-        for _ in range(4):
-            user = self._sole_user(root)
+        tip = root = claim.root
+        for _ in range(8):
+            user = self._sole_user(tip)
             if user is None:
                 break
             node, calls = user
@@ -281,16 +283,20 @@ class Finder:
             if out_type is None or node.domain not in ("", "ai.onnx"):
                 break
             if node.op_type == "Add" and bias is None and result_type == product_type:
-                other = [r for r in self._view.inputs(node, calls) if r is not None and r != root]
+                other = [r for r in self._view.inputs(node, calls) if r is not None and r != tip]
                 if len(other) != 1 or not claims.proves_bias(other[0], node):
                     break
-                bias, root = claims._widened(other[0]), out
-            elif node.op_type == "Cast" and out_type != result_type and not dtypes.holds(out_type, result_type):
-                root, result_type = out, out_type
-                break
+                bias, root, tip = claims._widened(other[0]), out, out
+            elif node.op_type in ("Cast", "CastLike") and not dtypes.holds(out_type, result_type):
+                root, tip, result_type = out, out, out_type
+                if claim.gain is not None or bias is not None:
+                    break
+                product_type = out_type  # without a gain, this is the rounding before the bias
+            elif out_type == result_type and self._squares.passed(node, out) == tip:
+                tip = out  # changes no number; it stays outside unless something of the norm follows
             else:
                 break
-        return root, bias, result_type
+        return root, bias, product_type, result_type
 
 
 def _notes(claim: Claim, spec: RMSNormSpec) -> list[str]:

@@ -258,7 +258,7 @@ class _Rewriter:
         if match.spec.has_gain and gain is None and stored is not None:
             gain = writer.op("Constant", value=stored.as_tensor())
             gain.type = ir.TensorType(stored.as_tensor().dtype)
-            gain.shape = ir.Shape(stored.as_tensor().shape)
+            gain.shape = ir.Shape(stored.as_tensor().shape.numpy())
         return dataclasses.replace(match, x=x, gain=gain, bias=now(match.bias), residual=now(match.residual))
 
     def _replace(self, old: ir.Value, new: ir.Value) -> None:

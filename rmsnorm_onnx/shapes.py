@@ -23,11 +23,14 @@ _INFERENCE_INPUT_LIMIT = 1024  # bytes of an initializer that shape inference ma
 _MAX_DEPTH = 200
 
 _SAME_SHAPE = frozenset(
-    "Identity Cast CastLike Sqrt Reciprocal Neg Abs Exp Log Sigmoid Tanh Relu Erf Clip Softmax LpNormalization "
-    "RMSNormalization SimplifiedLayerNormalization LayerNormalization Dropout Floor Ceil Round Sign Not Gelu".split()
+    {"Identity", "Cast", "CastLike", "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Clip", "Sign"}
+    | {"Sigmoid", "Tanh", "Relu", "Erf", "Gelu", "Softmax", "Dropout", "Floor", "Ceil", "Round", "Not"}
+    | {"LpNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "LayerNormalization"}
 )
-_BROADCAST = frozenset("Add Sub Mul Div Pow Max Min Sum Mean PRelu Mod".split())
-_REDUCE = frozenset("ReduceMean ReduceSum ReduceSumSquare ReduceL2 ReduceL1 ReduceMax ReduceMin ReduceProd".split())
+_BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "PRelu", "Mod"})
+_REDUCE = frozenset(
+    {"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceL1", "ReduceMax", "ReduceMin", "ReduceProd"}
+)
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
@@ -171,9 +174,7 @@ class Shapes:
         axes = reduction_axes(self, node, ref.calls, len(first))
         if axes is None:
             return None
-        keep = node.attributes.get("keepdims")
-        if keep is not None and keep.is_ref():
-            return None
+        keep = self._view.attribute(node, ref.calls, "keepdims")
         if keep is None or keep.as_int():
             return tuple(1 if i in axes else d for i, d in enumerate(first))
         return tuple(d for i, d in enumerate(first) if i not in axes)
@@ -184,7 +185,7 @@ class Shapes:
             axes = self.axes_of(node, ref.calls)
             return None if axes is None else _unsqueezed(first, axes) if kind == "Unsqueeze" else _squeezed(first, axes)
         if kind == "Transpose" and first is not None:
-            perm = node.attributes.get("perm")
+            perm = self._view.attribute(node, ref.calls, "perm")
             order = tuple(reversed(range(len(first)))) if perm is None else tuple(perm.as_ints())
             return tuple(first[i] for i in order) if sorted(order) == list(range(len(first))) else None
         if kind == "Slice" and first is not None:
@@ -192,15 +193,26 @@ class Shapes:
         if kind == "Split" and first is not None:
             return self._split(node, ref, first)
         if kind in ("Reshape", "Expand") and len(inputs) > 1:
+            if kind == "Expand" and inputs[1] is not None:
+                whole = self._shape_source(inputs[1])
+                if whole is not None:
+                    return broadcast([first, self.shape(whole)])
             target = self.constants.integers(inputs[1])
             if target is None:
                 return None
             if kind == "Expand":
                 dims = tuple(None if d == UNKNOWN_DIM else d for d in target)
                 return broadcast([first, dims]) if first is not None else None
-            allow_zero = node.attributes.get("allowzero")
+            allow_zero = self._view.attribute(node, ref.calls, "allowzero")
             return _reshaped(first, target, bool(allow_zero and allow_zero.as_int()))
         return None
+
+    def _shape_source(self, target: Ref) -> Ref | None:
+        """The value whose whole shape a shape vector is, where it is one."""
+        node = target.value.producer()
+        if node is None or node.op_type != "Shape" or node.domain not in ("", "ai.onnx") or node.attributes:
+            return None
+        return self._view.input(node, target.calls, 0)
 
     def _sliced(self, node: ir.Node, ref: Ref, first: Dims) -> Dims | None:
         window = self.slice_window(node, ref.calls, len(first))
@@ -215,9 +227,7 @@ class Shapes:
                 dims[axis] = None
         return tuple(dims)
 
-    def slice_window(
-        self, node: ir.Node, calls: tuple[ir.Node, ...], rank: int
-    ) -> dict[int, tuple[int, int]] | None:
+    def slice_window(self, node: ir.Node, calls: tuple[ir.Node, ...], rank: int) -> dict[int, tuple[int, int]] | None:
         """axis -> (start, end) of a Slice with constant bounds and steps of 1; axes are not negative."""
         bounds = [self.constants.integers(self._view.input(node, calls, i)) for i in (1, 2)]
         if bounds[0] is None or bounds[1] is None:
@@ -232,8 +242,8 @@ class Shapes:
         return {a % rank: (s, e) for a, s, e in zip(axes, bounds[0], bounds[1], strict=False)}
 
     def _split(self, node: ir.Node, ref: Ref, first: Dims) -> Dims | None:
-        attr = node.attributes.get("axis")
-        axis = (0 if attr is None or attr.is_ref() else attr.as_int()) % len(first)
+        attr = self._view.attribute(node, ref.calls, "axis")
+        axis = (0 if attr is None else attr.as_int()) % len(first)
         sizes = self.split_sizes(node, ref.calls)
         index, whole = ref.value.index() or 0, first[axis]
         if sizes is not None:
@@ -251,6 +261,10 @@ class Shapes:
         if attr is not None:
             return tuple(attr.as_ints())
         return self.constants.integers(self._view.input(node, calls, 1))
+
+    def attribute(self, node: ir.Node, calls: tuple[ir.Node, ...], name: str) -> ir.Attr | None:
+        """A node's attribute as the view resolves it."""
+        return self._view.attribute(node, calls, name)
 
     def axes_of(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> tuple[int, ...] | None:
         """The constant axes of a Squeeze, Unsqueeze or reduction, from its attribute or its second input."""
@@ -283,9 +297,7 @@ class Shapes:
         return arguments
 
 
-def reduction_axes(
-    shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], rank: int
-) -> tuple[int, ...] | None:
+def reduction_axes(shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], rank: int) -> tuple[int, ...] | None:
     """The axes of a reduction, not negative and ascending; None when they are known only at run time."""
     axes = shapes.axes_of(node, calls)
     if axes is None:
@@ -293,8 +305,8 @@ def reduction_axes(
             return None
         axes = ()
     if not axes:
-        noop = node.attributes.get("noop_with_empty_axes")
-        return None if noop is not None and (noop.is_ref() or noop.as_int()) else tuple(range(rank))
+        noop = shapes.attribute(node, calls, "noop_with_empty_axes")
+        return None if noop is not None and noop.as_int() else tuple(range(rank))
     wrapped = {a + rank if a < 0 else a for a in axes}
     return tuple(sorted(wrapped)) if all(0 <= a < rank for a in wrapped) else None
 
@@ -420,6 +432,4 @@ def _collect(
 def _dims(info: onnx.TypeProto.Tensor) -> Dims | None:
     if not info.HasField("shape"):
         return None
-    return tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim
-    )
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim)

@@ -121,8 +121,8 @@ class RMSNormSpec:
         the statistic is no wider. Two norms are the same operator on `x_type` when their canonical specs are equal.
 
         >>> torch, llama = preset("torch", epsilon=1e-6), preset("llama")
-        >>> torch.canonical("float32") == llama.canonical("float32"), torch.canonical("float16") == llama.canonical("float16")
-        (True, False)
+        >>> [torch.canonical(t) == llama.canonical(t) for t in ("float32", "float16")]
+        [True, False]
         """
         r = self.resolve(x_type)
         changes: dict[str, Any] = {}

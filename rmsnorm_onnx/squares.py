@@ -80,9 +80,7 @@ class Squares:
             return square
         return self._candidates(node, calls, square)
 
-    def _candidates(
-        self, node: ir.Node, calls: tuple[ir.Node, ...], square: _Square
-    ) -> list[Candidate] | Refusal:
+    def _candidates(self, node: ir.Node, calls: tuple[ir.Node, ...], square: _Square) -> list[Candidate] | Refusal:
         shape = self._shapes.shape(square.base)
         if shape is None:
             return Refusal(
@@ -183,7 +181,7 @@ class Squares:
             elif scaled is not None:
                 ref, coefficient = scaled[0], coefficient * scaled[1]
             else:
-                passed = self._passed(node, ref)
+                passed = self.passed(node, ref)
                 if passed is None:
                     return None
                 ref = passed
@@ -226,7 +224,7 @@ class Squares:
             return second, number.value
         return None
 
-    def _passed(self, node: ir.Node, ref: Ref) -> Ref | None:
+    def passed(self, node: ir.Node, ref: Ref) -> Ref | None:
         """The input of an operator that changes no number: Identity, a float Cast, a no-op Reshape, Slice, Expand."""
         source = self._view.input(node, ref.calls, 0)
         if source is None or node.domain not in ("", "ai.onnx"):
@@ -249,7 +247,7 @@ class Squares:
             node = ref.value.producer()
             if node is None:
                 return ref
-            source = self._passed(node, ref)
+            source = self.passed(node, ref)
             if source is None and even and node.op_type in ("Abs", "Neg") and node.domain == "":
                 source = self._view.input(node, ref.calls, 0)
             if source is None or not self._lossless(source, ref):
@@ -270,7 +268,7 @@ class Squares:
             if node is None:
                 break
             part = self._leading_part(ref) if leading is None and axes == (-1,) else None
-            source = self._passed(node, ref) if part is None else part[0]
+            source = self.passed(node, ref) if part is None else part[0]
             if source is None:
                 break
             leading = part[1] if part is not None else leading

@@ -187,7 +187,7 @@ class View:
         while isinstance(graph, ir.Graph) and graph is not self.model.graph and graph in self._owners:
             graph = self._owners[graph][0].graph
         for function in self.model.functions.values():
-            if graph is function or graph is function.graph:
+            if graph is function.graph:
                 return function
         return self.model.graph
 
@@ -200,6 +200,6 @@ class View:
             parts.append(f"{owner.name or owner.op_type}/{name}")
             graph = owner.graph
         for function in self.model.functions.values():
-            if graph is function or graph is function.graph:
+            if graph is function.graph:
                 parts.append(f"function {function.domain}::{function.name}")
         return "/".join(reversed(parts))
