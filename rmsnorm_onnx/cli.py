@@ -79,7 +79,7 @@ def _fuse(arguments: argparse.Namespace) -> int:
             skip=arguments.skip,
             gain_attribute=arguments.gain_attribute,
         )
-    if not arguments.dry_run:
+    if not arguments.dry_run and not fused.beyond:
         with _progress(f"writing {arguments.output}"):
             modelio.save(model, arguments.output)
     return _show(fused, arguments)
@@ -89,9 +89,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import parity
 
     with _progress(f"measuring {arguments.model}"):
-        measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed)
+        only = arguments.only or None
+        measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed, only=only)
     _print(arguments, measured.to_json(), lambda console: parity.print_report(measured, console))
-    return _DONE if measured.passed else _FAILED
+    return _DONE if measured.ok and not (arguments.strict and measured.unrun) else _FAILED
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -138,7 +139,7 @@ def _show(shown: Report, arguments: argparse.Namespace, more: dict[str, Any] | N
         _print(arguments, data, lambda console: report.print_explanation(sites, console))
     else:
         _print(arguments, {**shown.to_json(), **(more or {})}, lambda console: report.print_report(shown, console))
-    return _FAILED if arguments.strict and shown.declined else _DONE
+    return _FAILED if shown.beyond or (arguments.strict and shown.declined) else _DONE
 
 
 def _print(arguments: argparse.Namespace, data: dict[str, Any], text: Callable[[Console], None]) -> None:
@@ -198,6 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("model", metavar="MODEL", help="an ONNX file")
     verify.add_argument("original", metavar="ORIGINAL", nargs="?", help="the model that it was made from")
     verify.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+    verify.add_argument("--strict", action="store_true", help="exit 1 if a norm could not be run")
+    _pattern_flag(verify, "--only", "take sites that match")
 
     export = _command(commands, "export", _export, "export a PyTorch module, each norm as one operator")
     export.add_argument("source", metavar="SOURCE", help="module:callable or file.py:callable, giving (module, args)")
@@ -239,10 +242,13 @@ def _report_flags(command: argparse.ArgumentParser) -> None:
 
 def _site_flags(command: argparse.ArgumentParser) -> None:
     _report_flags(command)
-    for flag, text in (("--only", "take sites that match"), ("--skip", "leave sites that match")):
-        command.add_argument(
-            flag, metavar="PATTERN", action="append", default=[], help=f"{text} this glob on the name; may be repeated"
-        )
+    _pattern_flag(command, "--only", "take sites that match")
+    _pattern_flag(command, "--skip", "leave sites that match")
+
+
+def _pattern_flag(command: argparse.ArgumentParser, flag: str, text: str) -> None:
+    text += " this glob on the name; may be repeated"
+    command.add_argument(flag, metavar="PATTERN", action="append", default=[], help=text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rmsnorm_onnx.spec import RMSNormSpec
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 VERSION = 1
 """Version of the JSON layout of every report."""
@@ -35,7 +36,15 @@ _STYLES = {"found": "green", "rewritten": "green", "kept": "yellow", "declined":
 
 
 class SiteParity(Protocol):
-    """The measured difference at one site; see `rmsnorm_onnx.parity`."""
+    """The measured difference at one site; see `rmsnorm_onnx.parity.SiteParity`."""
+
+    @property
+    def ulp(self) -> float | None:
+        """The worst distance from the float64 reference, in ulp; None where it was not run."""
+
+    @property
+    def within(self) -> bool | None:
+        """Whether it is within its bound; None where it was not run."""
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as JSON-ready data."""
@@ -116,6 +125,11 @@ class _Counts:
     def rewritten(self) -> int:
         """How many norms were rewritten."""
         return sum(site.action == "rewritten" for site in self.sites)
+
+    @property
+    def beyond(self) -> int:
+        """How many norms were measured beyond their bound; 0 where nothing was measured."""
+        return sum(site.parity is not None and site.parity.within is False for site in self.sites)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,7 +254,7 @@ def _rounding(spec: RMSNormSpec, x_type: str) -> list[str]:
 
 def summary(report: Report) -> str:
     """The counts in one line."""
-    declined = f"{report.declined} declined"
+    declined = f"{report.declined} declined" + (f", {report.beyond} beyond their bound" if report.beyond else "")
     if isinstance(report, FusionReport):
         kept = f", {report.kept} kept" if report.kept else ""
         return f"{report.found} found, {report.rewritten} rewritten for {report.consumer}{kept}, {declined}"
@@ -276,15 +290,25 @@ def _site_table(sites: Sequence[SiteReport]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("site", "type", "action", "form", "norm, or reason"):
+    measured = any(site.parity is not None for site in sites)
+    for column in ("site", "type", "action", "form", *(["ulp"] if measured else []), "norm, or reason"):
         table.add_column(column, overflow="fold")
     for site in sites:
         # Node names are a file's own text: Text keeps a bracket in one from being read as markup.
         name = f"{site.scope}/{site.name}" if site.scope else site.name
         action = Text(site.action, style=_STYLES[site.action])
         said = describe(site.spec, site.x_type) if site.spec else f"{site.code}: {site.why}"
-        table.add_row(Text(name), Text(site.x_type or ""), action, Text(site.form or ""), Text(said))
+        ulp = [_ulp_cell(site.parity)] if measured else []
+        table.add_row(Text(name), Text(site.x_type or ""), action, Text(site.form or ""), *ulp, Text(said))
     return table
+
+
+def _ulp_cell(parity: SiteParity | None) -> Text:
+    from rich.text import Text
+
+    if parity is None or parity.ulp is None:
+        return Text("" if parity is None else "not run")
+    return Text(f"{parity.ulp:.3g}" + (" beyond" if parity.within is False else ""))
 
 
 def _remarks(report: Report) -> dict[str, collections.Counter[str]]:

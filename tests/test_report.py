@@ -23,10 +23,11 @@ SITE_KEYS = {
 class Measured:
     """Stands for a measurement."""
 
-    worst_ulp: float
+    ulp: float | None
+    within: bool | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"worst_ulp": self.worst_ulp}
+        return {"ulp": self.ulp}
 
 
 def fusion() -> FusionReport:
@@ -41,7 +42,7 @@ def fusion() -> FusionReport:
         x_type="float16",
         notes=("a note",),
         rounding_changes=("a rounding moved",),
-        parity=Measured(float("inf")),
+        parity=Measured(float("inf"), False),
     )
     kept = SiteReport(
         name="b", action="kept", form="onnx", why="it is one already", spec=preset("t5"), x_type="float32"
@@ -75,7 +76,7 @@ def test_json_keys_are_stable() -> None:
 def test_json_is_json() -> None:
     """An infinite measurement does not leave a bare word in the output."""
     back = json.loads(report.dumps(fusion().to_json()), parse_constant=lambda word: pytest.fail(word))
-    assert back["sites"][0]["parity"] == {"worst_ulp": "inf"} and back["sites"][2]["code"] == "layer-norm"
+    assert back["sites"][0]["parity"] == {"ulp": "inf"} and back["sites"][2]["code"] == "layer-norm"
 
 
 def test_sites_of_the_recogniser() -> None:
@@ -96,7 +97,11 @@ def test_text_says_everything() -> None:
     shown = text(fusion())
     for words in ("then_branch/norm[0]", "rounds before the gain", "layer-norm: the mean is subtracted", "a note"):
         assert words in shown
-    for words in ("a rounding moved", "Mul(14) has none", "2 found, 1 rewritten for any, 1 kept, 1 declined"):
+    for words in (
+        "a rounding moved",
+        "Mul(14) has none",
+        "2 found, 1 rewritten for any, 1 kept, 1 declined, 1 beyond their bound",
+    ):
         assert words in shown
 
 
@@ -105,6 +110,16 @@ def test_text_repeats_no_note() -> None:
     site = fusion().sites[0]
     shown = text(FusionReport(sites=(site,) * 3, consumer="any"))
     assert shown.count("a note") == 1 and "a note (3 sites)" in shown
+
+
+def test_measured_sites() -> None:
+    """What was measured stands in a column: a number, whether it is beyond its bound, or that it was not run."""
+    site = fusion().sites[0]
+    sites = [dataclasses.replace(site, parity=Measured(*m)) for m in ((0.5, True), (7.0, False), (None, None))]
+    shown = FusionReport(sites=tuple(sites), consumer="any")
+    assert shown.beyond == 1
+    assert [word in text(shown) for word in (" 0.5 ", " 7 beyond ", " not run ")] == [True] * 3
+    assert " ulp " not in text(FusionReport(sites=(dataclasses.replace(site, parity=None),), consumer="any"))
 
 
 def test_text_without_sites() -> None:
