@@ -1,0 +1,84 @@
+"""The public surface, pinned: names, signatures, and what an import costs."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import rmsnorm_onnx
+
+SURFACE = {
+    *("find_rms_norms", "fuse", "Match", "Declined", "FuseRMSNorm", "RMSNormSpec"),
+    *("reference", "ulp_distance", "tolerance", "verify", "export"),
+}
+
+
+def test_names() -> None:
+    """Exactly these names are public, each importable, each with a docstring."""
+    assert set(rmsnorm_onnx.__all__) == SURFACE
+    assert set(dir(rmsnorm_onnx)) >= SURFACE
+    for name in SURFACE:
+        assert getattr(rmsnorm_onnx, name).__doc__, name
+
+
+def test_star_import() -> None:
+    """`import *` brings the surface and nothing else."""
+    names: dict[str, object] = {}
+    exec("from rmsnorm_onnx import *", names)
+    assert names.keys() - {"__builtins__"} == SURFACE
+
+
+def test_unknown_name() -> None:
+    """A misspelt name is an AttributeError that names it."""
+    with pytest.raises(AttributeError, match="no attribute 'fuze'"):
+        rmsnorm_onnx.fuze  # noqa: B018
+
+
+def test_fuse_signature() -> None:
+    """The parameters that users rely on keep their names, order of kinds and defaults."""
+    parameters = inspect.signature(rmsnorm_onnx.fuse).parameters
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    assert kinds.pop("model") == inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert set(kinds.values()) == {inspect.Parameter.KEYWORD_ONLY}
+    defaults = {name: parameters[name].default for name in ("consumer", "form", "allow_rounding_change", "verify")}
+    assert defaults == {"consumer": "any", "form": None, "allow_rounding_change": False, "verify": False}
+
+
+@pytest.mark.parametrize(
+    ("function", "leading"),
+    [
+        ("find_rms_norms", ["model"]),
+        ("reference", ["spec", "x", "gain", "bias", "rounded"]),
+        ("ulp_distance", ["value", "reference"]),
+        ("tolerance", ["spec", "dtype", "size"]),
+        ("verify", ["model", "original", "seed"]),
+        ("export", ["module", "args"]),
+    ],
+)
+def test_other_signatures(function: str, leading: list[str]) -> None:
+    """The other functions' first parameters."""
+    assert list(inspect.signature(getattr(rmsnorm_onnx, function)).parameters)[: len(leading)] == leading
+
+
+def test_the_import_is_light() -> None:
+    """Neither the package nor the command line's parser loads a framework, a runtime or onnx."""
+    code = """if True:
+        import sys, rmsnorm_onnx.cli
+        rmsnorm_onnx.cli._parser()
+        heavy = {"torch", "onnxruntime", "onnxscript", "transformers", "tensorrt", "onnx", "onnx_ir", "rich", "numpy"}
+        print(sorted(heavy & sys.modules.keys()))
+    """
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_finding_needs_no_runtime() -> None:
+    """Finding and rewriting load neither torch nor onnxruntime nor transformers."""
+    code = """if True:
+        import sys
+        from rmsnorm_onnx import FuseRMSNorm, find_rms_norms
+        print(sorted({"torch", "onnxruntime", "transformers", "tensorrt"} & sys.modules.keys()))
+    """
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == "[]"
