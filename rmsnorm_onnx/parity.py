@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the report's JSON."""
 
+_UNOPTIMISED = "without onnxruntime's optimisations, which break it when it stands alone"
 _ELEMENT_LIMIT = 2**24
 _TYPE_FIELDS = ("statistic_type", "factor_type", "normalized_type", "gain_type", "result_type")
 
@@ -187,14 +188,17 @@ class _Comparison:
         if trials and self._paired:
             try:
                 output = self._places.of(match.output)
-                ulp, ratio = measure(trials, self._old, self._places, output, match.spec)
-                measured.update(original_ulp=ulp, original_ratio=ratio)
+                before = measure(trials, self._old, self._places, output, match.spec)
+                measured.update(original_ulp=before.ulp, original_ratio=before.ratio)
+                notes += tuple(f"in the original, {change}" for change in match.rounding_changes)
+                notes += () if before.optimised else ("the original ran " + _UNOPTIMISED,)
             except UncutError as problem:
                 unrun.append(f"the original was not run: {problem}")
         if trials:
             try:
-                ulp, ratio = measure(trials, self._new, self._new_places, self._output(match), spec)
-                measured.update(ulp=ulp, ratio=ratio)
+                after = measure(trials, self._new, self._new_places, self._output(match), spec)
+                measured.update(ulp=after.ulp, ratio=after.ratio)
+                notes += () if after.optimised else ("it ran " + _UNOPTIMISED,)
             except UncutError as problem:
                 unrun.append(f"not run: {problem}")
         return SiteParity(
@@ -217,7 +221,7 @@ class _Comparison:
         if spec != match.spec:
             notes = (f"held to a float32 statistic; the original's is {match.spec.statistic_type}",)
         new = self._written.get((match.scope, match.output.name))
-        if new is None or new.x_type != match.x_type:
+        if new is None or new.x_type != match.x_type or not _same_mathematics(new.spec, spec):
             return spec, notes
         claimed = raise_statistic(new.spec).resolve(match.x_type)
         rounded = spec.resolve(match.x_type).replace(**{f: getattr(claimed, f) for f in _TYPE_FIELDS})
@@ -293,6 +297,12 @@ class _Comparison:
         if dims is None:
             raise UncutError(f"the shape of its {what} {value.name} is unknown; run shape inference")
         return dims
+
+
+def _same_mathematics(a: RMSNormSpec, b: RMSNormSpec) -> bool:
+    """Whether two specs differ in their types alone."""
+    types = {field: "x" for field in _TYPE_FIELDS}
+    return a.replace(**types) == b.replace(**types)
 
 
 def print_report(report: ParityReport, console: Console) -> None:

@@ -190,7 +190,9 @@ def tolerance(spec: RMSNormSpec, dtype: str, size: int) -> float:
     offset = [r.gain_type] if r.gain_offset else []
     growth = math.prod(1 + unit(name) for name in factor + before + offset)
     growth *= (1 + (_ROOT_ROUNDINGS + 1) * statistic) / math.sqrt(low) + _reference_error(size)
-    return float(math.ceil((growth - 1 + sum(unit(name) for name in after) / 2) / result))
+    return float(
+        math.ceil((growth - 1 + r.has_bias * unit("float64") + sum(unit(name) for name in after) / 2) / result)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ def _bound(p: _Prepared) -> Array:
     if p.bias is not None:
         error = error + (0.0 if dtypes.holds(p.product, p.bias_type) else spacing(p.bias, p.product) / 2)
         y = y + p.bias
+        own = own + np.abs(y) * unit("float64")
         error = error + _half(y, error, p.product)
     if not dtypes.holds(r.result_type, p.product):
         error = error + _half(y, error, r.result_type)

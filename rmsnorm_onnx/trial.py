@@ -17,6 +17,21 @@ from rmsnorm_onnx.subgraph import Places, Stop, UncutError, cut
 from rmsnorm_onnx.view import Ref
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run showed.
+
+    Attributes:
+        ulp: The worst distance from the reference.
+        ratio: The worst error over its bound.
+        optimised: Whether onnxruntime's optimisations were on, as they are unless they break the graph.
+    """
+
+    ulp: float
+    ratio: float
+    optimised: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Trial:
     """One set of inputs for a site.
@@ -35,8 +50,8 @@ class Trial:
     stops: Mapping[ir.Value, Stop]
     given: Mapping[str, np.ndarray]
 
-    def distances(self, model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec) -> tuple[float, float]:
-        """(worst ulp, worst error over its bound) of one site of a model.
+    def distances(self, model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec) -> Measured:
+        """Measures one site of a model.
 
         Raises:
             UncutError: it cannot be cut out, or onnxruntime cannot run it.
@@ -44,19 +59,18 @@ class Trial:
         kind = spec.resolve(self.x_type).result_type
         result = Stop("y", kind, self.rows.shape)
         alone = cut(model, places.view, output, self.stops, result)
-        worst = 0.0, 0.0
-        for x, y in zip(self.batches, _run(alone, self, result), strict=True):
+        results, optimised = _run(alone, self, result)
+        ulp = ratio = 0.0
+        for x, y in zip(self.batches, results, strict=True):
             parameters = [_of_rank(self.given.get(name), x.ndim) for name in ("gain", "bias")]
             exact, bound = reference(spec, x, *parameters), error_bound(spec, x, *parameters)
-            pairs = (ulp_distance(y, exact), _ratio(y.astype(np.float64), exact, bound))
-            worst = max(worst[0], float(np.max(pairs[0]))), max(worst[1], float(np.max(pairs[1])))
-        return worst
+            ulp = max(ulp, float(np.max(ulp_distance(y, exact))))
+            ratio = max(ratio, float(np.max(_ratio(y.astype(np.float64), exact, bound))))
+        return Measured(ulp, ratio, optimised)
 
 
-def measure(
-    trials: Sequence[Trial], model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec
-) -> tuple[float, float]:
-    """(worst ulp, worst error over its bound) of a site, by the first set of inputs that its graph takes.
+def measure(trials: Sequence[Trial], model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec) -> Measured:
+    """Measures a site on the first set of inputs that its graph takes.
 
     Raises:
         UncutError: it takes none; the reason is the last one's.
@@ -75,25 +89,37 @@ def one_line(error: Exception) -> str:
     return text.rsplit(" : ", 1)[-1][:300] if text.startswith("[ONNXRuntimeError]") else text[:300]
 
 
-def _run(model: ir.Model, trial: Trial, result: Stop) -> list[np.ndarray]:
-    """The results for all batches."""
+def _run(model: ir.Model, trial: Trial, result: Stop) -> tuple[list[np.ndarray], bool]:
+    """The results for all batches, and whether they were computed with onnxruntime's optimisations."""
+    import onnxruntime
+
+    data = ir.to_proto(model).SerializeToString()
+    levels = onnxruntime.GraphOptimizationLevel
+    try:
+        return _run_at(levels.ORT_ENABLE_ALL, data, trial, result), True
+    except UncutError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        first = error
+    try:
+        return _run_at(levels.ORT_DISABLE_ALL, data, trial, result), False
+    except Exception:
+        raise UncutError(one_line(first)) from first
+
+
+def _run_at(level: Any, data: bytes, trial: Trial, result: Stop) -> list[np.ndarray]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    try:
-        data = ir.to_proto(model).SerializeToString()
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        wanted = {i.name for i in session.get_inputs()}
-        if "x" not in wanted:
-            raise UncutError("its result does not depend on its input")
-        feeds = {name: _ort_value(a) for name, a in trial.given.items() if name in wanted}
-        return [_bound_run(session, feeds | {"x": _ort_value(x)}, result) for x in trial.batches]
-    except UncutError:
-        raise
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        raise UncutError(one_line(error)) from error
+    options.graph_optimization_level = level
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    wanted = {i.name for i in session.get_inputs()}
+    if "x" not in wanted:
+        raise UncutError("its result does not depend on its input")
+    feeds = {name: _ort_value(a) for name, a in trial.given.items() if name in wanted}
+    return [_bound_run(session, feeds | {"x": _ort_value(x)}, result) for x in trial.batches]
 
 
 def _bound_run(session: Any, feeds: Mapping[str, Any], result: Stop) -> np.ndarray:
