@@ -29,6 +29,7 @@ class Norm:
         self.gain_value: np.ndarray | None = None
         self.bias_value: np.ndarray | None = None
         self.exact = True
+        self.condition = True  # what leads to the norm, where it stands in a branch
         self._draw_shape()
         # The type in which epsilon is added and the root is taken.
         self.root_type = self.x_type if plan["casts"] == "mean rounded" else self.statistic
@@ -115,7 +116,7 @@ class Norm:
             raw = self.choose(raw, self.x_type)
         center = 0.0 if plan["gain form"] == "one plus" else 1.0
         value = rng.normal(center, 0.3, shape.get(plan["gain shape"], inner)) + 0.01
-        self.gain_value = value.astype(NUMPY[raw])
+        self.gain_value = np.asarray(value).astype(NUMPY[raw])
         self.gain_raw = raw
         self.formed = self.choose(raw, self.product) if plan["gain form"] == "one plus" else self.product
 

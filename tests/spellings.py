@@ -122,7 +122,8 @@ def _contain(plan: Plan, norm: Norm) -> onnx.ModelProto:
         untaken = Graph(main.opset, main)
         copy = untaken.op("Identity", other)
         branches = {"then_branch": branch.graph([y]), "else_branch": untaken.graph([copy])}
-        if norm.choose("then first", "else first") == "else first":
+        norm.condition = norm.choose(True, False)
+        if not norm.condition:
             branches = {"then_branch": branches["else_branch"], "else_branch": branches["then_branch"]}
         result = V("y", y.dtype, y.shape)
         main.nodes.append(helper.make_node("If", [condition.name], ["y"], **branches))
@@ -180,11 +181,11 @@ def _feeds(model: onnx.ModelProto, norm: Norm, rng: np.random.Generator) -> dict
         shape = [norm.sizes.get(d.dim_param, d.dim_value) for d in value.type.tensor_type.shape.dim]
         dtype = next(name for name, code in ONNX.items() if code == value.type.tensor_type.elem_type)
         if dtype == "bool":
-            feeds[value.name] = np.asarray(True)
+            feeds[value.name] = np.asarray(norm.condition)
         elif value.name == "gain":
             feeds[value.name] = norm.gain_value
         else:
-            feeds[value.name] = samples(rng, shape, norm.epsilon, NUMPY[dtype], norm.plan["epsilon"] != "absent")
+            feeds[value.name] = samples(rng, shape, norm.epsilon, NUMPY[dtype], norm.epsilon > 0)
     return feeds
 
 
