@@ -205,23 +205,23 @@ class Algebra:
             return Product(powers={X(): Fraction(1)})
         if ref == self._reduction.output:
             return self._reduction.product
-        opaque = Product(powers={Opaque(ref): Fraction(1)})
-        scalar = self._shapes.constants.scalar(ref)
-        if scalar is not None:
-            if scalar.value == 0 or not math.isfinite(scalar.value):
-                return opaque  # what it multiplies is no norm, and it cannot be divided by
-            if scalar.dtype.kind not in "fV" and scalar.dtype.name not in dtypes.FLOAT_TYPES:
-                return opaque
-            half = not dtypes.holds(scalar.dtype.name, "float32") if scalar.dtype.name in dtypes.FLOAT_TYPES else True
-            return Product(constants=((Constant(ref, scalar.value, half), Fraction(1)),), spread=(ref,))
         node = ref.value.producer()
-        if node is None or node.domain not in ("", "ai.onnx"):
-            return opaque
-        rule = _RULES.get(node.op_type)
-        found = None if rule is None else rule(self, node, ref)
-        if found is None or not (found.of_norm or found.is_constant):
-            return opaque  # a product of weights and activations is one value
-        return found
+        rule = None if node is None or node.domain not in ("", "ai.onnx") else _RULES.get(node.op_type)
+        if node is not None and rule is not None:
+            found = rule(self, node, ref)
+            if found is not None and found.of_norm:
+                return found  # a product of weights and activations alone is one value
+        return self._constant(ref) or Product(powers={Opaque(ref): Fraction(1)})
+
+    def _constant(self, ref: Ref) -> Product | None:
+        """A scalar constant as a factor; None for what is none, or what nothing can be divided by."""
+        scalar = self._shapes.constants.scalar(ref)
+        if scalar is None or scalar.dtype.name not in dtypes.FLOAT_TYPES:
+            return None
+        if scalar.value == 0 or not math.isfinite(scalar.value):
+            return None
+        half = not dtypes.holds(scalar.dtype.name, "float32")
+        return Product(constants=((Constant(ref, scalar.value, half), Fraction(1)),), spread=(ref,))
 
     def _input(self, node: ir.Node, ref: Ref, index: int) -> Product | None:
         source = self._view.input(node, ref.calls, index)

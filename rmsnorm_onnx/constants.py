@@ -56,7 +56,8 @@ class Constants:
         self._view = view
         self._shape_of = shape_of
         self._dtype_of = dtype_of
-        self._memo: dict[tuple[Ref, int], Any] = {}
+        self._memo: dict[Ref, np.ndarray[Any, Any] | None] = {}
+        self._depth = 0
 
     def overridable(self, ref: Ref) -> bool:
         """Whether a caller may replace the value at run time: an initializer that is also a graph input."""
@@ -81,7 +82,7 @@ class Constants:
         """The one number that a constant of any shape repeats, or None."""
         if ref is None:
             return None
-        array = self._array(ref, 0)
+        array = self._array(ref)
         if array is None or array.size == 0:
             return None
         first = array.reshape(-1)[:1]
@@ -96,41 +97,50 @@ class Constants:
         tensor = self.tensor(ref)
         if tensor is not None and tensor.size != 1:
             return None
-        array = self._array(ref, 0)
+        array = self._array(ref)
         return self.uniform(ref) if array is not None and array.size == 1 else None
 
     def integers(self, ref: Ref | None) -> tuple[int, ...] | None:
         """A constant integer vector (axes, a shape), or None."""
         if ref is None:
             return None
-        array = self._array(ref, 0)
+        array = self._array(ref)
         if array is None or array.dtype.kind not in "iu":
             return None
         return tuple(int(v) for v in array.reshape(-1))
 
-    def _array(self, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
-        key = (ref, depth)
-        if key not in self._memo:
-            self._memo[key] = self._compute(ref, depth)
-        result: np.ndarray[Any, Any] | None = self._memo[key]
-        return result
+    def _array(self, ref: Ref) -> np.ndarray[Any, Any] | None:
+        if ref in self._memo:
+            return self._memo[ref]
+        if self._depth >= _FOLD_DEPTH:
+            return None
+        self._memo[ref] = None  # what a cycle gives
+        self._depth += 1
+        self._memo[ref] = self._compute(ref)
+        self._depth -= 1
+        return self._memo[ref]
 
-    def _compute(self, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
+    def _compute(self, ref: Ref) -> np.ndarray[Any, Any] | None:
         tensor = self.tensor(ref)
         if tensor is not None:
             return _read(tensor)
         node = ref.value.producer()
-        if node is None or depth >= _FOLD_DEPTH or node.domain not in ("", "ai.onnx"):
+        if node is None or node.domain not in ("", "ai.onnx"):
             return None
         if node.op_type == "Shape":
             return self._shape(node, ref.calls)
         fold = _UNARY.get(node.op_type) or _BINARY.get(node.op_type)
         if fold is None and node.op_type not in _FOLDED:
             return None
-        return self._fold(node, ref, depth)
+        return self._fold(node, ref)
 
-    def _fold(self, node: ir.Node, ref: Ref, depth: int) -> np.ndarray[Any, Any] | None:
-        inputs = [r if r is None else self._array(r, depth + 1) for r in self._view.inputs(node, ref.calls)]
+    def _fold(self, node: ir.Node, ref: Ref) -> np.ndarray[Any, Any] | None:
+        inputs: list[np.ndarray[Any, Any] | None] = []
+        for index in range(1 if node.op_type in (*_SAME, "Cast", "CastLike") else len(node.inputs)):
+            source = self._view.input(node, ref.calls, index)
+            inputs.append(None if source is None else self._array(source))
+            if inputs[-1] is None and source is not None:
+                return None
         if not inputs or inputs[0] is None:
             return None
         kind, first = node.op_type, inputs[0]
@@ -141,7 +151,7 @@ class Constants:
                 second = inputs[1] if len(inputs) > 1 else None
                 return None if second is None else _binary(kind, first, second)
             if kind == "CastLike":
-                return None if len(inputs) < 2 else self._cast_like(node, ref, first)
+                return self._cast_like(node, ref, first)
             if kind == "Cast":
                 dtype = _cast_target(self._view, node, ref)
                 return None if dtype is None or dtype == ir.DataType.STRING else first.astype(dtype.numpy())

@@ -59,15 +59,18 @@ class Finder:
 
     def run(self) -> list[Match | Declined]:
         """Visits every node once per chain of calls, and settles what functions' callers agree on."""
+        subtractions = []
         for node, calls in self._view.nodes():
             if node.op_type in REDUCTIONS and node.domain in ("", "ai.onnx"):
                 self._visit(node, calls)
+            elif node.op_type == "Sub":
+                subtractions.append((node, calls))
             else:
                 native = self._native.read(node, calls)
                 if native is not None:
                     self._placer.add_native(node, calls, native)
-        for node, calls in self._view.nodes():
-            if node.op_type == "Sub" and node not in self._centrings and self._is_lone_centring(node, calls):
+        for node, calls in subtractions:
+            if node not in self._centrings and self._is_lone_centring(node, calls):
                 reason = f"{node_name(node)} subtracts a mean; a centred value is LayerNorm's, not RMSNorm's"
                 self._placer.decline(Refusal(DeclineCode.LAYER_NORM, reason, node), node, calls)
         return self._placer.settle()

@@ -19,6 +19,7 @@ Sources: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019), equa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -105,8 +106,7 @@ class RMSNormSpec:
         >>> RMSNormSpec().resolve("float16").result_type
         'float16'
         """
-        dtypes.numpy_dtype(x_type)
-        return self.replace(**{f: x_type if getattr(self, f) == "x" else getattr(self, f) for f in _TYPE_FIELDS})
+        return _resolved(self, x_type)
 
     def product_type(self, x_type: str) -> str:
         """The type in which the normalised value is multiplied by the gain and the bias is added."""
@@ -124,6 +124,9 @@ class RMSNormSpec:
         >>> [torch.canonical(t) == llama.canonical(t) for t in ("float32", "float16")]
         [True, False]
         """
+        return _canonical(self, x_type)
+
+    def _canonical(self, x_type: str) -> RMSNormSpec:
         r = self.resolve(x_type)
         changes: dict[str, Any] = {}
         if dtypes.holds(r.factor_type, r.statistic_type):
@@ -164,6 +167,20 @@ class RMSNormSpec:
         if "axes" in fields:
             fields["axes"] = tuple(fields["axes"])
         return cls(**fields)
+
+
+# Asked for once a site, and a model's sites share a few specs.
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(spec: RMSNormSpec, x_type: str) -> RMSNormSpec:
+    dtypes.numpy_dtype(x_type)
+    return spec.replace(**{f: x_type if getattr(spec, f) == "x" else getattr(spec, f) for f in _TYPE_FIELDS})
+
+
+@functools.lru_cache(maxsize=256)
+def _canonical(spec: RMSNormSpec, x_type: str) -> RMSNormSpec:
+    return spec._canonical(x_type)
 
 
 PRESETS: Mapping[str, RMSNormSpec] = MappingProxyType(

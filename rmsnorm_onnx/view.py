@@ -32,6 +32,7 @@ class View:
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
+        self._has_functions = bool(model.functions)
         self._input_index: dict[ir.Value, int] = {}
         self._output_index: dict[ir.Value, list[int]] = {}
         for function in model.functions.values():
@@ -43,11 +44,11 @@ class View:
 
     def function_of(self, node: ir.Node) -> ir.Function | None:
         """The model-local function that a node calls, or None."""
-        return self.model.functions.get(node.op_identifier()) if self.model.functions else None
+        return self.model.functions.get(node.op_identifier()) if self._has_functions else None
 
     def resolve(self, ref: Ref) -> Ref | None:
         """The Ref of the node, graph input or initializer that truly gives this value; None for an absent input."""
-        if not self.model.functions:
+        if not self._has_functions:
             return ref
         if ref in self._resolved:
             return self._resolved[ref]
@@ -184,6 +185,8 @@ class View:
     def container(self, node: ir.Node) -> ir.Graph | ir.Function:
         """The main graph or the function that a node belongs to, through any branches."""
         graph = node.graph
+        if graph is self.model.graph:
+            return self.model.graph
         while isinstance(graph, ir.Graph) and graph is not self.model.graph and graph in self._owners:
             graph = self._owners[graph][0].graph
         for function in self.model.functions.values():
@@ -195,6 +198,8 @@ class View:
         """Where a node stands: "" in the main graph, else its function and branches, outermost first."""
         parts: list[str] = []
         graph = node.graph
+        if graph is self.model.graph:
+            return ""
         while isinstance(graph, ir.Graph) and graph in self._owners:
             owner, name = self._owners[graph]
             parts.append(f"{owner.name or owner.op_type}/{name}")
