@@ -42,7 +42,7 @@ test: lint
 
 test-all: test
 	@echo "make test left out these:"
-	@$(BIN)/python -m pytest -m full --collect-only -q --no-header || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m full --collect-only --no-header || [ $$? -eq 5 ]
 	$(PYTEST) -m full
 
 bench: $(STAMP)
