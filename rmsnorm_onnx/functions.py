@@ -17,17 +17,19 @@ are no overloads here, and no name that any other function or custom operator of
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_onnx.body import Body, constant, emit
+from rmsnorm_onnx.body import Body, constant, emit, refusal
 from rmsnorm_onnx.spec import RMSNormSpec
 
 DOMAIN = "rmsnorm_onnx"
 VERSION = 1
 NAME = "RMSNorm"
+SPEC_KEY = "rmsnorm_onnx.spec"  # the spec as JSON, in a new node's metadata_props: a hint, never evidence
 IR_VERSION = 8  # the first that has model-local functions
 
 
@@ -95,6 +97,42 @@ def disagreement(node: ir.Node, spec: RMSNormSpec, rank: int | None = None) -> s
     if trailing is not None and bool(trailing.as_int()) != (spec.axes[-1] == -1):
         return f"the node says trailing {trailing.as_int()}, its function's body normalises over {spec.axes}"
     return None
+
+
+def proven_spec(
+    node: ir.Node, function: ir.Function, *, x_type: str, gain_type: str | None, bias_type: str | None = None
+) -> RMSNormSpec | None:
+    """The spec that a node's metadata claims, where its function's body proves it; None where it does not.
+
+    The body is generated anew from the claim and compared with the one in the file, so that the metadata is no more
+    than a hint at what to prove. Where it holds, so does every field, also those that plain operators leave open.
+
+    Args:
+        node: A node of a function of this package.
+        function: The function.
+        x_type: x's float type.
+        gain_type: The gain's own type; None without one.
+        bias_type: The bias's own type; None without one.
+
+    Returns:
+        The spec, with the epsilon that the node computes with.
+    """
+    try:
+        spec = RMSNormSpec.from_json(json.loads(node.metadata_props.get(SPEC_KEY, "")))
+        spec = spec if _is_double(spec, x_type) else spec.replace(epsilon=node.attributes["epsilon"].as_float())
+        opset, attribute = function.opset_imports[""], "gain" in function.attributes
+        body = Body.of(
+            spec, x_type=x_type, gain_type=gain_type, bias_type=bias_type, opset=opset, gain_attribute=attribute
+        )
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return None
+    if refusal(spec, x_type, opset) is not None or signature(build_function(body)) != signature(function):
+        return None
+    return spec
+
+
+def _is_double(spec: RMSNormSpec, x_type: str) -> bool:
+    return spec.resolve(x_type).statistic_type == "float64"
 
 
 class FunctionLibrary:

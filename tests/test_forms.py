@@ -65,7 +65,7 @@ def test_every_form_at_every_opset(form: str, opset: int) -> None:
     for name, x_type in itertools.product(SPECS, TYPES):
         for gain_type in sorted({x_type, "float32", "float16"}):
             written += check(name, x_type, form, opset, gain_type)
-    assert written == 0 if form == "onnx" and opset < 23 else written > 60
+    assert written == 0 if form == "onnx" and opset < 23 else written > 40
 
 
 @pytest.mark.parametrize("opset", (13, 18, 23, NEWEST))
@@ -195,8 +195,6 @@ def test_a_bare_native_node_reads_as_what_was_written(form: str, x_type: str) ->
             continue
         reading = form_.read(nodes[0], Known())
         assert isinstance(reading, Reading), reading
-        if reading.spec.has_gain and not spec.has_gain:  # a scale of one, which only the graph around can tell
-            reading = dataclasses.replace(reading, spec=reading.spec.replace(has_gain=False))
         assert reading.spec.canonical(x_type) == _as_attribute(spec).canonical(x_type), name
         assert reading.x is match.x
         read += 1

@@ -127,6 +127,8 @@ def _read(node: ir.Node, types: TypeView) -> Reading:
     if node.domain == "com.microsoft":
         notes = (f"onnxruntime knows {OPERATOR} in the default domain only; this node does not load",)
     spec = _spec(axes, native.read_epsilon(node, DEFAULT_EPSILON), x, gain, types)
+    if native.is_one(gain):
+        return Reading(spec=spec.replace(has_gain=False), x=x, notes=notes)
     return Reading(spec=spec, x=x, gain=gain, notes=notes)
 
 

@@ -85,6 +85,16 @@ def check_scale(shape: Shape | None, x_shape: Shape | None, normalized: int, nam
             raise Unreadable(f"the {name}'s shape {list(shape)} does not broadcast to x's {list(x_shape)}")
 
 
+def is_one(scale: ir.Value) -> bool:
+    """Whether a scale is the scalar 1, as it is written for norms without a gain; reads no other weight."""
+    if scale.is_graph_input() or scale.shape is None or scale.shape.rank() > 1:
+        return False
+    if scale.shape.rank() == 1 and scale.shape[0] != 1:
+        return False
+    tensor = ir.convenience.get_const_tensor(scale)
+    return tensor is not None and bool(np.all(tensor.numpy() == 1))
+
+
 def gain_type_name(x_type: str, scale_type: str) -> str:
     """The scale's type as the spec says it."""
     return "x" if scale_type == x_type else scale_type

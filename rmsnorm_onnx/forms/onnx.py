@@ -98,4 +98,6 @@ def _read(node: ir.Node, types: TypeView) -> Reading:
         )
         wide = dtypes.wider(dtypes.wider(x_type, gain_type), "float32")
         spec = spec.replace(normalized_type=wide, gain_type=wide, result_type=gain_type)
+    elif native.is_one(gain):
+        return Reading(spec=spec.replace(has_gain=False), x=x, notes=tuple(notes))
     return Reading(spec=spec, x=x, gain=gain, notes=tuple(notes))
