@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +183,7 @@ class _Comparison:
         size = 1
         try:
             trials = self._trials(match, spec)
-            size = trials[0].rows.size
+            size = trials[0]().rows.size
         except (UncutError, OSError, ValueError) as problem:
             trials, unrun = [], [f"not run: {one_line(problem)}"]
         if trials and self._paired:
@@ -241,7 +242,7 @@ class _Comparison:
             raise UncutError(f"the model has no node that gives {match.output.name}")
         return found
 
-    def _trials(self, match: Match, spec: RMSNormSpec) -> list[Trial]:
+    def _trials(self, match: Match, spec: RMSNormSpec) -> list[Callable[[], Trial]]:
         """Inputs with few rows, and where that means other dimensions than the graph's, with the graph's own too."""
         dims = self._dims(match, match.x, "x")
         symbols: dict[str, int] = {}
@@ -250,7 +251,7 @@ class _Comparison:
         shapes = [s for s in dict.fromkeys((small, shape)) if math.prod(s) <= _ELEMENT_LIMIT]
         if not shapes:
             raise UncutError(f"a row set of shape {list(small)} is larger than {_ELEMENT_LIMIT} elements")
-        return [self._trial(match, spec, s, symbols) for s in shapes]
+        return [functools.cache(functools.partial(self._trial, match, spec, s, symbols)) for s in shapes]
 
     def _trial(self, match: Match, spec: RMSNormSpec, shape: tuple[int, ...], symbols: dict[str, int]) -> Trial:
         rng = np.random.default_rng(self._seed)
