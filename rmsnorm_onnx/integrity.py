@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx.errors import ModelError
-
-_TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
@@ -33,6 +32,7 @@ def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
     missing = "a graph" if not proto.HasField("graph") else "an opset" if not proto.opset_import else ""
     if missing:
         raise ModelError(f"{name} is not an ONNX model or is cut short: it lacks {missing}; fetch it again")
+    _check_text(proto, name)
     if not proto.graph.node:
         raise ModelError(f"{name} has an empty graph: there is no node in it; export the model again")
     if proto.training_info:
@@ -44,6 +44,19 @@ def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
         _check_outputs(function.output, function.node, function.input, where)
     for tensor in tensors(proto):
         _check_tensor(tensor, name, folder)
+
+
+def _check_text(message: Any, name: str) -> None:
+    """Text that is no UTF-8 reaches Python as bytes, and would fail far from here."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if isinstance(value, Sequence) else (value,):
+                if not isinstance(inner, onnx.TensorProto):
+                    _check_text(inner, name)
+        elif field.type == field.TYPE_STRING:
+            for text in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,):
+                if isinstance(text, bytes):
+                    raise ModelError(f"{name} holds text that is no UTF-8 ({text[:40]!r}); fetch it again")
 
 
 def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -185,11 +198,20 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> N
     if tensor.HasField("raw_data"):
         held, needed, unit = len(tensor.raw_data), nbytes, "bytes"
     else:
-        # Elements narrower than a byte share an entry; complex ones take two.
-        entries = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
-        held, needed, unit = entries * (max(1, 8 // bits) if bits else 1), count, "elements"
-    if needed is not None and held < needed:
+        held, needed, unit = _entries(tensor, count, bits)
+    if needed is not None and held != needed:
         raise ModelError(f"{what} of shape {list(tensor.dims)} needs {needed} {unit}, has {held}; fetch the file again")
+
+
+def _entries(tensor: onnx.TensorProto, count: int, bits: int | None) -> tuple[int, int, str]:
+    """How many entries the typed field of a tensor holds, and how many it must."""
+    field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    needed = count
+    if bits is not None and bits < 8:  # elements narrower than a byte share an entry
+        needed = -(-count * bits // 8)
+    elif tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        needed = 2 * count
+    return len(getattr(tensor, field)), needed, f"entries of {field}"
 
 
 def _check_external(tensor: onnx.TensorProto, what: str, folder: Path, nbytes: int | None) -> None:

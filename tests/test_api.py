@@ -82,3 +82,18 @@ def test_finding_needs_no_runtime() -> None:
     """
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == "[]"
+
+
+def test_a_program_of_torch() -> None:
+    """`fuse(torch.onnx.export(...))` gives an ONNXProgram that can be called, and leaves the one it was given alone."""
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8, eps=1e-5))
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    program = torch.onnx.export(module, (x,), dynamo=True, opset_version=18, verbose=False)
+    before = program.model_proto
+    fused, report = rmsnorm_onnx.fuse(program)
+    assert type(fused) is type(program) and (report.found, report.rewritten) == (1, 1)
+    assert [node.op_type for node in fused.model.graph].count("RMSNorm") == 1
+    assert program.model_proto == before
+    torch.testing.assert_close(fused(x)[0], module(x))

@@ -103,6 +103,11 @@ def vi(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
 
+def constant(proto: onnx.ModelProto) -> onnx.TensorProto:
+    """The scalar, which stands in a typed field."""
+    return next(t for t in proto.graph.initializer if t.name == "c")
+
+
 def tensor(**fields: object) -> Damage:
     """Overwrites fields of the weights."""
 
@@ -133,6 +138,9 @@ def tensor(**fields: object) -> Damage:
         (tensor(dims=[-64]), "negative dimension"),
         (tensor(data_type=99), "unknown element type 99"),
         (tensor(raw_data=b""), "needs 256 bytes, has 0"),
+        (tensor(raw_data=bytes(300)), "needs 256 bytes, has 300"),
+        (lambda m: constant(m).ClearField("float_data"), "needs 1 entries of float_data, has 0"),
+        (lambda m: setattr(constant(m), "data_type", TensorProto.INT32), "needs 1 entries of int32_data, has 0"),
         (lambda m: m.training_info.add(), "training information"),
         (lambda m: m.graph.sparse_initializer.add(), "sparse initializers"),
     ],
@@ -140,6 +148,33 @@ def tensor(**fields: object) -> Damage:
 def test_damaged(tmp_path: Path, damage: Damage, words: str) -> None:
     """Each kind of invalid graph or tensor is named."""
     assert words in refused(saved(tmp_path, damage))
+
+
+def test_text_that_is_no_utf8(tmp_path: Path) -> None:
+    """A name of arbitrary bytes, which protobuf lets through."""
+    path = saved(tmp_path, lambda m: None)
+    path.write_bytes(path.read_bytes().replace(b"scale", b"sc\xffle"))
+    assert "holds text that is no UTF-8" in refused(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flipped_bytes(tmp_path: Path, seed: int) -> None:
+    """A file with a few bytes changed is loaded and saved, or refused in one line; nothing else is raised."""
+    data = model().SerializeToString()
+    path, outcomes = tmp_path / "m.onnx", set()
+    for n in range(150):
+        random_ = random.Random(1000 * seed + n)
+        damaged = bytearray(data)
+        for _ in range(random_.choice((1, 1, 3))):
+            damaged[random_.randrange(len(damaged))] = random_.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            modelio.save(modelio.load(path), tmp_path / "out.onnx")
+            outcomes.add("saved")
+        except ModelError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"saved", "refused"}
 
 
 def test_damage_in_a_function_is_named(tmp_path: Path) -> None:
