@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from form_kit import ONCE, PLAIN, SPECS, Known, Site, assert_right, build, double, replace, write
 
+from rmsnorm_onnx.dtypes import ir_dtype
 from rmsnorm_onnx.forms import FORMS, Reading, contrib, plugin
 from rmsnorm_onnx.forms import onnx as onnx_form
 from rmsnorm_onnx.functions import FunctionLibrary
@@ -194,20 +195,15 @@ def test_a_bare_native_node_reads_as_what_was_written(form: str, x_type: str) ->
             continue
         reading = form_.read(nodes[0], Known())
         assert isinstance(reading, Reading), reading
-        assert reading.spec.canonical(x_type) == _as_attribute(spec).canonical(x_type), name
+        held = spec.replace(epsilon=float(np.float32(spec.epsilon)))
+        assert reading.spec.canonical(x_type) == held.canonical(x_type), name
         assert reading.x is match.x
         read += 1
     assert read >= {"onnx": 3, "contrib": 2, "plugin": 15}[form]
 
 
-def _as_attribute(spec: RMSNormSpec) -> RMSNormSpec:
-    return spec.replace(epsilon=float(np.float32(spec.epsilon)))
-
-
 def native(op_type: str, domain: str = "", x: str = "float32", scale: tuple[int, ...] = (8,), **attributes) -> ir.Node:
     """A native node on x [2, 3, 8]."""
-    from rmsnorm_onnx.dtypes import ir_dtype
-
     values = [ir.val("x", ir_dtype(x), [2, 3, 8]), ir.val("scale", ir_dtype(x), list(scale))]
     return ir.node(op_type, values, attributes, domain=domain, name="norm")
 
