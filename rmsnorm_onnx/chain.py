@@ -17,12 +17,20 @@ _DATA_INPUTS = {"CastLike": 1, "Reshape": 1, "Expand": 1, "Unsqueeze": 1, "Slice
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roundings:
-    """The spec's types as the graph has them, and the roundings that they cannot say."""
+    """The spec's types as the graph has them, and the roundings that they cannot say.
+
+    Attributes:
+        statistic: The narrowest type up to the mean square and epsilon.
+        factor: The narrowest type of 1 / rms.
+        normalized: The narrowest type of x / rms before the gain.
+        product: The type of the node that multiplies by the gain.
+        changes: Roundings to a narrower type that no field says, each one sentence.
+        notes: Orders of steps that differ from the spec's but round to nothing narrower, each one sentence.
+    """
 
     statistic: str
     factor: str
     normalized: str
-    gain: str
     product: str
     changes: tuple[str, ...]
     notes: tuple[str, ...]
@@ -138,18 +146,4 @@ def read_roundings(
         elif events.types.get(kind):
             notes.append(f"{what} is formed first: the same number but for the order of {wide} roundings")
     product = events.structural.get("result", events.types.get("result", [normalized]))[-1]
-    gain = _gain_type(shapes, claim, events, normalized, product, shapes.float_type(claim.root) or product)
-    return Roundings(statistic, factor, normalized, gain, product, tuple(changes), tuple(notes))
-
-
-def _gain_type(shapes: Shapes, claim: Claim, events: _Events, normalized: str, product: str, result: str) -> str:
-    """The type in which the gain takes part, so that the spec's product type rounds as the graph does."""
-    if claim.gain is None:
-        return normalized
-    if claim.gain.offset:
-        return claim.gain.formed_in or product
-    own = shapes.float_type(claim.gain.value) or product
-    least = dtypes.wider(normalized, own)
-    if least == product or (least == result and not dtypes.holds(least, "float32")):
-        return own  # the product of two half values is exact in float32: it is rounded once, to the result
-    return product
+    return Roundings(statistic, factor, normalized, product, tuple(changes), tuple(notes))

@@ -201,7 +201,7 @@ class Claims:
 
     def read_gain(self, factor: Ref) -> Gain:
         """Splits offset + g off a factor, where both the addition and the casts around it are exact to restate."""
-        bare = self._widened(factor)
+        bare = self.widened(factor)
         node = bare.value.producer()
         formed_in = self._shapes.float_type(bare)
         if node is not None and node.op_type == "Add" and node.domain in ("", "ai.onnx") and formed_in is not None:
@@ -211,10 +211,10 @@ class Claims:
                 if weight is None or number is None or not math.isfinite(number.value):
                     continue
                 if self._shapes.shape(weight) == self._shapes.shape(bare):
-                    return Gain(self._widened(weight), number.value, formed_in, factor)
+                    return Gain(self.widened(weight), number.value, formed_in, factor)
         return Gain(bare, 0.0, formed_in, factor)
 
-    def _widened(self, ref: Ref) -> Ref:
+    def widened(self, ref: Ref) -> Ref:
         """The value before casts that lose nothing, and before a multiplication by 1 (torchlib's alpha)."""
         for _ in range(8):
             node = ref.value.producer()
@@ -258,7 +258,7 @@ class Claims:
         if proves_extent(self._shapes.shape(ref), self._x_shape, axes, node) is not None or not self.is_weight(ref):
             return False
         shape = self._shapes.shape(ref) or ()
-        stored = self._shapes.constants.tensor(self._widened(ref)) is not None
+        stored = self._shapes.constants.tensor(self.widened(ref)) is not None
         return bool(shape) and (stored or len(shape) <= len(axes) < len(self._x_shape))
 
 

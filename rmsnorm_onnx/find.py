@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,14 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import Algebra, X
 from rmsnorm_onnx.chain import read_roundings
-from rmsnorm_onnx.claims import Claim, Claims, Gain
+from rmsnorm_onnx.claims import Claim, Claims
 from rmsnorm_onnx.native import Native
 from rmsnorm_onnx.placement import Found, Placer
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_centring
+from rmsnorm_onnx.tail import Tails, sole_user
 from rmsnorm_onnx.view import Ref, View
 
 _WALK_LIMIT = 256  # values that one statistic may reach before it is given up
@@ -53,6 +53,7 @@ class Finder:
         self._view = View(model)
         self._shapes = Shapes(self._view)
         self._squares = Squares(self._view, self._shapes)
+        self._tails = Tails(self._view, self._shapes, self._squares)
         self._native = Native(self._view, self._shapes)
         self._placer = Placer(self._view, self._shapes)
         self._centrings: set[ir.Node] = set()  # reported already, as the x of a statistic
@@ -203,7 +204,7 @@ class Finder:
         assert node is not None
         for source in self._view.inputs(node, claim.root.calls):
             if source is not None and X() in algebra.product(source).powers and algebra.product(source).statistics:
-                return self._sole_user(source) is not None
+                return sole_user(self._view, source) is not None
         return True
 
     def _last(self, algebra: Algebra, candidate: Candidate, accepted: dict[Ref, Claim]) -> list[Claim]:
@@ -222,29 +223,14 @@ class Finder:
                         pending.append(source)
         return [claim for root, claim in accepted.items() if root not in inner]
 
-    def _sole_user(self, ref: Ref) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
-        """The one node that reads the numbers of a value which is no output, or None."""
-        users = [user for user in self._view.users(ref) if self._reads_numbers(user, ref)]
-        return users[0] if len(users) == 1 and not self._view.is_model_output(ref) else None
-
-    def _reads_numbers(self, user: tuple[ir.Node, tuple[ir.Node, ...]], ref: Ref) -> bool:
-        node, calls = user
-        return node.op_type != "Shape" and not (node.op_type == "CastLike" and self._view.input(node, calls, 0) != ref)
-
     def _found(self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, x_type: str) -> Found | None:
         roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
-        gain = claim.gain
-        root_type = self._shapes.float_type(claim.root)
-        if root_type is None:
+        tail = self._tails.follow(claims, claim, roundings.normalized, roundings.product)
+        if tail is None:
             return None
-        if gain is not None and gain.offset:
-            formed = dtypes.wider(roundings.normalized, roundings.gain)
-            if formed != roundings.product and dtypes.holds(root_type, "float32"):
-                gain = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
-                claim = dataclasses.replace(claim, gain=gain)
-                roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
-        root, bias, product_type, result_type = self._tail(claims, claim, roundings.product, root_type)
-        normalized = product_type if gain is None and bias is not None else roundings.normalized
+        gain = tail.gain
+        bare = gain is None and tail.bias is not None  # what is rounded before the bias is the normalised value itself
+        normalized = tail.product_type if bare else roundings.normalized
 
         def relative(name: str) -> str:
             return "x" if name == x_type else name
@@ -256,50 +242,17 @@ class Finder:
             leading=candidate.leading,
             has_gain=gain is not None,
             gain_offset=gain.offset if gain is not None else 0.0,
-            has_bias=bias is not None,
+            has_bias=tail.bias is not None,
             statistic_type=roundings.statistic,
             factor_type=roundings.factor,
             normalized_type=relative(normalized),
-            gain_type=relative(product_type if bias is not None and (gain is None or not gain.offset) else
-                               roundings.gain),
-            result_type=relative(result_type),
-        )  # fmt: skip
-        changes = roundings.changes
-        if claim.rounded_coefficient is not None:
-            changes = (*changes, claim.rounded_coefficient)
+            gain_type=relative(tail.gain_type(normalized)),
+            result_type=relative(tail.result_type),
+        )
+        rounded = claim.rounded_coefficient
+        changes = roundings.changes if rounded is None else (*roundings.changes, rounded)
         notes = (*roundings.notes, *_notes(claim, spec))
-        return Found(spec, candidate.x, gain.value if gain else None, bias, root, x_type, changes, notes)
-
-    def _tail(
-        self, claims: Claims, claim: Claim, product_type: str, result_type: str
-    ) -> tuple[Ref, Ref | None, str, str]:
-        """Takes in what follows the product and belongs to the norm: a bias, then a Cast to a narrower type."""
-        bias: Ref | None = None
-        tip = root = claim.root
-        for _ in range(8):
-            user = self._sole_user(tip)
-            if user is None:
-                break
-            node, calls = user
-            out = Ref(node.outputs[0], calls)
-            out_type = self._shapes.float_type(out)
-            if out_type is None or node.domain not in ("", "ai.onnx"):
-                break
-            if node.op_type == "Add" and bias is None and result_type == product_type:
-                other = [r for r in self._view.inputs(node, calls) if r is not None and r != tip]
-                if len(other) != 1 or not claims.proves_bias(other[0], node):
-                    break
-                bias, root, tip = claims._widened(other[0]), out, out
-            elif node.op_type in ("Cast", "CastLike") and not dtypes.holds(out_type, result_type):
-                root, tip, result_type = out, out, out_type
-                if claim.gain is not None or bias is not None:
-                    break
-                product_type = out_type  # without a gain, this is the rounding before the bias
-            elif out_type == result_type and self._squares.passed(node, out) == tip:
-                tip = out  # changes no number; it stays outside unless something of the norm follows
-            else:
-                break
-        return root, bias, product_type, result_type
+        return Found(spec, candidate.x, gain.value if gain else None, tail.bias, tail.root, x_type, changes, notes)
 
 
 def _notes(claim: Claim, spec: RMSNormSpec) -> list[str]:

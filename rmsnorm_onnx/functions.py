@@ -257,6 +257,7 @@ def _tidied(function: ir.Function) -> ir.Function:
         for value in node.outputs:
             value.metadata_props.clear()
             value.name = f"{node.op_type.lower()}_{index}"
+            value.type = value.shape = None  # or files of IR below 10 list them among the main graph's values
     function.outputs[0].name = "y"
     function.doc_string = "RMSNorm: x / sqrt(mean(x * x) + epsilon) * gain, with the roundings of its casts."
     return function
