@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rmsnorm_onnx.exporters.torch import export
     from rmsnorm_onnx.find import find_rms_norms
+    from rmsnorm_onnx.oracle import reference, tolerance, ulp_distance
     from rmsnorm_onnx.parity import verify
     from rmsnorm_onnx.passes import FuseRMSNorm, fuse
-    from rmsnorm_onnx.reference import reference, tolerance, ulp_distance
     from rmsnorm_onnx.site import Declined, Match
     from rmsnorm_onnx.spec import RMSNormSpec
 
@@ -47,9 +47,9 @@ _HOMES = {
     "export": "rmsnorm_onnx.exporters.torch",
     "find_rms_norms": "rmsnorm_onnx.find",
     "fuse": "rmsnorm_onnx.passes",
-    "reference": "rmsnorm_onnx.reference",
-    "tolerance": "rmsnorm_onnx.reference",
-    "ulp_distance": "rmsnorm_onnx.reference",
+    "reference": "rmsnorm_onnx.oracle",
+    "tolerance": "rmsnorm_onnx.oracle",
+    "ulp_distance": "rmsnorm_onnx.oracle",
     "verify": "rmsnorm_onnx.parity",
 }
 

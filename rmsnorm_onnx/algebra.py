@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 
 import onnx_ir as ir
 
@@ -37,7 +36,7 @@ class Shifted:
     """A power of the mean square plus a constant, or its maximum with a constant."""
 
     coefficient: float
-    exponent: Fraction
+    exponent: float
     constant: float
     clamp: bool
 
@@ -74,8 +73,8 @@ class Product:
     """
 
     coefficient: float = 1.0
-    constants: tuple[tuple[Constant, Fraction], ...] = ()
-    powers: Mapping[Atom, Fraction] = dataclasses.field(default_factory=dict)
+    constants: tuple[tuple[Constant, float], ...] = ()
+    powers: Mapping[Atom, float] = dataclasses.field(default_factory=dict)
     squeezed: bool = False
     spread: tuple[Ref, ...] = ()
 
@@ -85,18 +84,18 @@ class Product:
         total = self.coefficient
         try:
             for constant, exponent in self.constants:
-                total *= constant.value ** float(exponent)
+                total *= constant.value**exponent
         except OverflowError:
             return math.nan
         return total
 
     @property
-    def statistics(self) -> dict[Atom, Fraction]:
+    def statistics(self) -> dict[Atom, float]:
         """The atoms made of the mean square."""
         return {a: p for a, p in self.powers.items() if isinstance(a, MeanSquare | Shifted)}
 
     @property
-    def opaques(self) -> dict[Opaque, Fraction]:
+    def opaques(self) -> dict[Opaque, float]:
         """The atoms that were not looked into."""
         return {a: p for a, p in self.powers.items() if isinstance(a, Opaque)}
 
@@ -114,7 +113,7 @@ class Product:
         """self * other ** sign."""
         powers = dict(self.powers)
         for atom, exponent in other.powers.items():
-            powers[atom] = powers.get(atom, Fraction(0)) + sign * exponent
+            powers[atom] = powers.get(atom, 0.0) + sign * exponent
         return Product(
             coefficient=self.coefficient * other.coefficient**sign,
             constants=self.constants + tuple((c, sign * e) for c, e in other.constants),
@@ -123,14 +122,14 @@ class Product:
             spread=self.spread + other.spread,
         )
 
-    def power(self, exponent: Fraction) -> Product | None:
+    def power(self, exponent: float) -> Product | None:
         """self ** exponent; None where a root of something that may be negative would be taken."""
-        if exponent.denominator != 1 and not self._positive:
+        if exponent % 1 and not self._positive:
             return None
         if not 1e-150 < abs(self.coefficient) < 1e150:
             return None
         return Product(
-            coefficient=self.coefficient ** float(exponent),
+            coefficient=self.coefficient**exponent,
             constants=tuple((c, e * exponent) for c, e in self.constants),
             powers={a: p * exponent for a, p in self.powers.items() if p * exponent},
             squeezed=self.squeezed,
@@ -193,7 +192,7 @@ class Algebra:
     def product(self, ref: Ref) -> Product:
         """The power product of a resolved Ref."""
         if ref not in self._memo:
-            self._memo[ref] = Product(powers={Opaque(ref): Fraction(1)})  # also what a cycle or a deep chain gives
+            self._memo[ref] = Product(powers={Opaque(ref): 1.0})  # also what a cycle or a deep chain gives
             if self._depth < _DEPTH:
                 self._depth += 1
                 self._memo[ref] = self._evaluate(ref)
@@ -202,7 +201,7 @@ class Algebra:
 
     def _evaluate(self, ref: Ref) -> Product:
         if ref == self.x:
-            return Product(powers={X(): Fraction(1)})
+            return Product(powers={X(): 1.0})
         if ref == self._reduction.output:
             return self._reduction.product
         node = ref.value.producer()
@@ -211,7 +210,7 @@ class Algebra:
             found = rule(self, node, ref)
             if found is not None and found.of_norm:
                 return found  # a product of weights and activations alone is one value
-        return self._constant(ref) or Product(powers={Opaque(ref): Fraction(1)})
+        return self._constant(ref) or Product(powers={Opaque(ref): 1.0})
 
     def _constant(self, ref: Ref) -> Product | None:
         """A scalar constant as a factor; None for what is none, or what nothing can be divided by."""
@@ -221,7 +220,7 @@ class Algebra:
         if scalar.value == 0 or not math.isfinite(scalar.value):
             return None
         half = not dtypes.holds(scalar.dtype.name, "float32")
-        return Product(constants=((Constant(ref, scalar.value, half), Fraction(1)),), spread=(ref,))
+        return Product(constants=((Constant(ref, scalar.value, half), 1.0),), spread=(ref,))
 
     def _input(self, node: ir.Node, ref: Ref, index: int) -> Product | None:
         source = self._view.input(node, ref.calls, index)
@@ -244,7 +243,7 @@ class Algebra:
             return dataclasses.replace(product, squeezed=False)
         return product
 
-    def _power_by(self, node: ir.Node, ref: Ref, exponent: Fraction) -> Product | None:
+    def _power_by(self, node: ir.Node, ref: Ref, exponent: float) -> Product | None:
         base = self._input(node, ref, 0)
         return None if base is None else base.power(exponent)
 
@@ -252,10 +251,9 @@ class Algebra:
         exponent = self._shapes.constants.scalar(self._view.input(node, ref.calls, 1))
         if exponent is None or not math.isfinite(exponent.value):
             return None
-        exact = Fraction(exponent.value).limit_denominator(4)
-        if float(exact) != exponent.value or abs(exact) > 4:
-            return None
-        return self._power_by(node, ref, exact)
+        if exponent.value % 0.25 or abs(exponent.value) > 4:
+            return None  # quarters are exact in floats, however they are combined here
+        return self._power_by(node, ref, exponent.value)
 
     def _neg(self, node: ir.Node, ref: Ref) -> Product | None:
         base = self._input(node, ref, 0)
@@ -295,7 +293,7 @@ class Algebra:
             return None
         atom = Shifted(product.value, product.powers[MeanSquare()], sign * number.value, clamp)
         spread = product.spread if product.squeezed else (*product.spread, constant)
-        return Product(powers={atom: Fraction(1)}, squeezed=product.squeezed, spread=spread)
+        return Product(powers={atom: 1.0}, squeezed=product.squeezed, spread=spread)
 
     def _max(self, node: ir.Node, ref: Ref) -> Product | None:
         if len(node.inputs) != 2:
@@ -400,8 +398,8 @@ _Rule = Callable[[Algebra, ir.Node, Ref], Product | None]
 _RULES: Mapping[str, _Rule] = {
     "Mul": Algebra._mul,
     "Div": Algebra._div,
-    "Sqrt": lambda a, n, r: a._power_by(n, r, Fraction(1, 2)),
-    "Reciprocal": lambda a, n, r: a._power_by(n, r, Fraction(-1)),
+    "Sqrt": lambda a, n, r: a._power_by(n, r, 0.5),
+    "Reciprocal": lambda a, n, r: a._power_by(n, r, -1.0),
     "Pow": Algebra._pow,
     "Neg": Algebra._neg,
     "Cast": Algebra._cast,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from fractions import Fraction
 
 import ml_dtypes  # noqa: F401  (makes numpy know bfloat16)
 import numpy as np
@@ -22,7 +21,7 @@ from rmsnorm_onnx.squares import Candidate, Refusal
 from rmsnorm_onnx.view import Ref, View
 
 _COEFFICIENT_TOLERANCE = 2.0**-21  # a few roundings of float32 constants such as sqrt(d) and 1/d
-_HALF = Fraction(1, 2)
+_HALF = 0.5
 
 # What a weight may pass through on its way to the norm; anything else makes it an activation.
 _WEIGHT_OPERATORS = frozenset(
@@ -52,7 +51,7 @@ class Claim:
     epsilon: float
     has_epsilon: bool
     gain: Gain | None
-    statistic: tuple[Atom, Fraction]
+    statistic: tuple[Atom, float]
     rounded_coefficient: str | None
 
 
@@ -88,7 +87,7 @@ class Claims:
             return spread
         return Claim(root, product, placement, epsilon, isinstance(atom, Shifted), factor, (atom, exponent), rounded)
 
-    def _statistic(self, product: Product, node: ir.Node) -> tuple[Placement, float, float, Atom, Fraction] | Refusal:
+    def _statistic(self, product: Product, node: ir.Node) -> tuple[Placement, float, float, Atom, float] | Refusal:
         """(placement, epsilon, what the mean square's own coefficient contributes, atom, exponent)."""
         name = node_name(node)
         if product.squeezed:
@@ -159,7 +158,7 @@ class Claims:
         halves = [(c, e) for c, e in product.constants if c.half]
         if len(halves) == 1 and coefficient > 0:
             constant, exponent = halves[0]
-            ideal = constant.value / coefficient ** (1 / float(exponent))
+            ideal = constant.value / coefficient ** (1 / exponent)
             dtype = self._shapes.constants.scalar(constant.ref)
             if dtype is not None and float(np.asarray(ideal).astype(dtype.dtype)) == constant.value:
                 return (
@@ -202,17 +201,39 @@ class Claims:
     def read_gain(self, factor: Ref) -> Gain:
         """Splits offset + g off a factor, where both the addition and the casts around it are exact to restate."""
         bare = self.widened(factor)
-        node = bare.value.producer()
         formed_in = self._shapes.float_type(bare)
-        if node is not None and node.op_type == "Add" and node.domain in ("", "ai.onnx") and formed_in is not None:
-            first, second = self._view.input(node, bare.calls, 0), self._view.input(node, bare.calls, 1)
-            for weight, constant in ((first, second), (second, first)):
-                number = self._shapes.constants.scalar(constant)
-                if weight is None or number is None or not math.isfinite(number.value):
-                    continue
-                if self._shapes.shape(weight) == self._shapes.shape(bare):
-                    return Gain(self.widened(weight), number.value, formed_in, factor)
+        if formed_in is not None:
+            gain = self._offset(bare, factor, formed_in) or self._rounded_offset(bare, factor, formed_in)
+            if gain is not None:
+                return gain
         return Gain(bare, 0.0, formed_in, factor)
+
+    def _offset(self, total: Ref, factor: Ref, formed_in: str) -> Gain | None:
+        """The gain of an Add of a weight and a scalar constant."""
+        node = total.value.producer()
+        if node is None or node.op_type != "Add" or node.domain not in ("", "ai.onnx"):
+            return None
+        first, second = self._view.input(node, total.calls, 0), self._view.input(node, total.calls, 1)
+        for weight, constant in ((first, second), (second, first)):
+            number = self._shapes.constants.scalar(constant)
+            if weight is None or number is None or not math.isfinite(number.value):
+                continue
+            if self._shapes.shape(weight) == self._shapes.shape(total):
+                return Gain(self.widened(weight), number.value, formed_in, factor)
+        return None
+
+    def _rounded_offset(self, bare: Ref, factor: Ref, formed_in: str) -> Gain | None:
+        """The gain of a half sum that is formed in float32 and cast down: it rounds as one formed in the half type."""
+        node = bare.value.producer()
+        if node is None or node.op_type != "Cast" or dtypes.holds(formed_in, "float32"):
+            return None
+        source = self._view.input(node, bare.calls, 0)
+        gain = None if source is None else self._offset(source, factor, formed_in)
+        own = None if gain is None else self._shapes.float_type(gain.value)
+        if gain is None or own is None or not dtypes.holds(formed_in, own):
+            return None
+        held = float(np.asarray(gain.offset).astype(dtypes.numpy_dtype(formed_in)))
+        return gain if held == gain.offset else None
 
     def widened(self, ref: Ref) -> Ref:
         """The value before casts that lose nothing, and before a multiplication by 1 (torchlib's alpha)."""

@@ -17,14 +17,14 @@ are no overloads here, and no name that any other function or custom operator of
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_onnx.body import Body, constant, emit, refusal
+from rmsnorm_onnx.body import Body, constant, emit
 from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.view import graph_nodes
 
 DOMAIN = "rmsnorm_onnx"
 VERSION = 1
@@ -99,42 +99,6 @@ def disagreement(node: ir.Node, spec: RMSNormSpec, rank: int | None = None) -> s
     return None
 
 
-def proven_spec(
-    node: ir.Node, function: ir.Function, *, x_type: str, gain_type: str | None, bias_type: str | None = None
-) -> RMSNormSpec | None:
-    """The spec that a node's metadata claims, where its function's body proves it; None where it does not.
-
-    The body is generated anew from the claim and compared with the one in the file, so that the metadata is no more
-    than a hint at what to prove. Where it holds, so does every field, also those that plain operators leave open.
-
-    Args:
-        node: A node of a function of this package.
-        function: The function.
-        x_type: x's float type.
-        gain_type: The gain's own type; None without one.
-        bias_type: The bias's own type; None without one.
-
-    Returns:
-        The spec, with the epsilon that the node computes with.
-    """
-    try:
-        spec = RMSNormSpec.from_json(json.loads(node.metadata_props.get(SPEC_KEY, "")))
-        spec = spec if _is_double(spec, x_type) else spec.replace(epsilon=node.attributes["epsilon"].as_float())
-        opset, attribute = function.opset_imports[""], "gain" in function.attributes
-        body = Body.of(
-            spec, x_type=x_type, gain_type=gain_type, bias_type=bias_type, opset=opset, gain_attribute=attribute
-        )
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return None
-    if refusal(spec, x_type, opset) is not None or signature(build_function(body)) != signature(function):
-        return None
-    return spec
-
-
-def _is_double(spec: RMSNormSpec, x_type: str) -> bool:
-    return spec.resolve(x_type).statistic_type == "float64"
-
-
 class FunctionLibrary:
     """The functions of one model: equal bodies shared, names unique in the whole file.
 
@@ -195,7 +159,7 @@ class FunctionLibrary:
         """Gives a function, and the nodes that call it, a name that nobody bears; removes it when none calls it."""
         model, callers = self._model, []
         for graph in (model.graph, *(f.graph for f in model.functions.values())):
-            nodes = (n for n in graph.all_nodes() if n.op_identifier() == function.identifier())
+            nodes = (n for n in graph_nodes(graph) if n.op_identifier() == function.identifier())
             callers += [n for n in nodes if "plugin_version" not in n.attributes]
         del model.functions[function.identifier()]
         sign = signature(function)
@@ -236,7 +200,7 @@ def _operator_names(model: ir.Model) -> set[str]:
     """Names that TensorRT's parser could confuse with one of ours: functions of any domain, and custom operators."""
     names = {f.name for f in model.functions.values()}
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
-        names |= {node.op_type for node in graph.all_nodes() if node.domain not in ("", "ai.onnx")}
+        names |= {node.op_type for node in graph_nodes(graph) if node.domain not in ("", "ai.onnx")}
     return names
 
 

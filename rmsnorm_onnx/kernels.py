@@ -348,6 +348,11 @@ def _function_body(
         return None  # onnxruntime asks onnx for the body, and onnx has none for this opset or these types
     for entry in proto.opset_import:
         entry.version = entry.version if entry.domain else opset
+    # A body declares its operator's optional outputs (Attention's present_key) also where it does not make them.
+    made = {*proto.input, *(name for inner in proto.node for name in inner.output)}
+    asked = [name for name in proto.output if name in made]
+    del proto.output[:]
+    proto.output.extend(asked)
     function: ir.Function = ir.from_proto(proto)
     return function
 

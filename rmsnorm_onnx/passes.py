@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,11 @@ from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
 from rmsnorm_onnx.site import Match
 from rmsnorm_onnx.spec import RMSNormSpec
-from rmsnorm_onnx.view import View
+from rmsnorm_onnx.view import View, graph_nodes
 from rmsnorm_onnx.writer import Names, Writer
 
 if TYPE_CHECKING:
     from rmsnorm_onnx.parity import SiteParity
-
-SPEC_KEY = "rmsnorm_onnx.spec"
-"""Where a new node's metadata_props hold its spec, as JSON. A hint for readers: nothing here believes it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +171,13 @@ class _Rewriter:
         self._replaced: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> list[SiteReport]:
+        had_functions = any(domain == functions.DOMAIN for domain, _, _ in self._model.functions)
         sites = find_rms_norms(self._model)
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
             self._functions.finish()
-            _drop_own_uncalled(self._model)
+            if had_functions:
+                _drop_own_uncalled(self._model)
         return reports
 
     def _settle(self, match: Match) -> SiteReport:
@@ -232,7 +232,7 @@ class _Rewriter:
             functions=self._functions,
             plugin_domain=choice.domain,
             gain_attribute=self._options.gain_attribute,
-            metadata={**match.node.metadata_props, SPEC_KEY: json.dumps(match.spec.to_json())},
+            metadata={**match.node.metadata_props, functions.SPEC_KEY: _spec_text(match.spec)},
         )
         assert choice.form is not None
         new = FORMS[choice.form].write(self._current(match, writer), writer)
@@ -273,6 +273,11 @@ class _Rewriter:
         self._replaced[old] = new
 
 
+@functools.lru_cache(maxsize=256)
+def _spec_text(spec: RMSNormSpec) -> str:
+    return json.dumps(spec.to_json())
+
+
 def raise_statistic(spec: RMSNormSpec) -> RMSNormSpec:
     """The spec with a half statistic raised to float32, as every form computes it; the factor follows it.
 
@@ -309,7 +314,7 @@ def _remove_dead(root: ir.Node) -> None:
 def _drop_own_uncalled(model: ir.Model) -> None:
     """Removes functions of our domain that no node calls any more; others are the user's."""
     graphs = (model.graph, *(f.graph for f in model.functions.values()))
-    called = {n.op_identifier() for g in graphs for n in g.all_nodes()}
+    called = {n.op_identifier() for g in graphs for n in graph_nodes(g) if n.domain == functions.DOMAIN}
     for key in [k for k in model.functions if k[0] == functions.DOMAIN and k not in called]:
         del model.functions[key]
 

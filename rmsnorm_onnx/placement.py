@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from rmsnorm_onnx.forms import FORMS, Reading
+from rmsnorm_onnx.forms import Reading
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
 from rmsnorm_onnx.shapes import Shapes
@@ -73,7 +73,6 @@ class Placer:
             reason = f"the type of the input of {node_name(node)} is unknown; run shape inference"
             self._record(node, Declined(DeclineCode.SHAPE_UNKNOWN, reason, node, scope), calls)
             return
-        gain = None if reading.gain is None else self._view.resolve(Ref(reading.gain, calls))
         match = Match(
             spec=reading.spec,
             form=self._form(node),
@@ -83,12 +82,18 @@ class Placer:
             bias=reading.bias,
             output=node.outputs[0],
             x_type=x_type,
-            gain_type=None if gain is None else self._shapes.float_type(gain),
+            gain_type=self._type_at(reading.gain, calls),
+            bias_type=self._type_at(reading.bias, calls),
             scope=scope,
+            rounding_changes=reading.rounding_changes,
             notes=reading.notes,
             residual=reading.residual,
         )
         self._record(node.outputs[0], match, calls)
+
+    def _type_at(self, value: ir.Value | None, calls: tuple[ir.Node, ...]) -> str | None:
+        ref = None if value is None else self._view.resolve(Ref(value, calls))
+        return None if ref is None else self._shapes.float_type(ref)
 
     def decline(self, refusal: Refusal, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
         """Keeps the reason why a candidate is no norm."""
@@ -117,10 +122,9 @@ class Placer:
         if entry.result is result:
             return
         if isinstance(entry.result, Match) and isinstance(result, Match) and entry.result.node is result.node:
-            if FORMS.get(entry.result.form) is not FORMS.get(result.form):  # a plugin node that has a body too
-                entry.disagrees = not _same_numbers(entry.result, result)
-            else:
-                entry.disagrees = entry.disagrees or not _agrees(entry.result, result)
+            # A plugin node that has a body too is read twice: by its fields, and by its body.
+            same = _same_numbers if result.form == "plugin" else _agrees
+            entry.disagrees = entry.disagrees or not same(entry.result, result)
 
     def _seen_by_all(self, entry: _Entry) -> bool:
         """Whether every chain of calls that reaches a site inside a function gave this result."""
@@ -141,9 +145,10 @@ class Placer:
                                                 "contrib")  # fmt: skip
 
     def _place(self, found: Found) -> tuple[Match, tuple[ir.Node, ...]] | None:
-        """The outermost graph in which one node can stand for the norm."""
+        """The outermost graph in which one node can stand for the norm; never a body of ours."""
         calls = found.root.calls
-        for depth in range(len(calls) + 1):
+        own_from = next((i for i, call in enumerate(calls) if call.domain == OWN_DOMAIN), len(calls))
+        for depth in range(own_from + 1):
             context = calls[:depth]
             output = self._lift(found.root, depth)
             if output is None or (depth < len(calls) and len(calls[depth].outputs) != 1):
@@ -176,6 +181,7 @@ class Placer:
             output=output,
             x_type=found.x_type,
             gain_type=None if found.gain is None else self._shapes.float_type(found.gain),
+            bias_type=None if found.bias is None else self._shapes.float_type(found.bias),
             scope=self._view.scope(node),
             rounding_changes=found.changes,
             notes=notes,

@@ -42,6 +42,7 @@ class Match:
         output: The norm's result.
         x_type: x's float type by name.
         gain_type: The gain's own float type by name; None without one.
+        bias_type: The bias's own float type by name; None without one.
         scope: Where it stands: "" for the main graph, else a path of branches and functions.
         rounding_changes: Roundings of the graph that the spec cannot say, each one sentence. A site that has any is
             rewritten on request only.
@@ -58,6 +59,7 @@ class Match:
     output: ir.Value
     x_type: str
     gain_type: str | None
+    bias_type: str | None = None
     scope: str = ""
     rounding_changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from fractions import Fraction
 
 import onnx_ir as ir
 
@@ -135,7 +134,7 @@ class Squares:
         leading: int | None,
     ) -> Reduction | Refusal:
         rank, kind = len(shape), node.op_type
-        coefficient, exponent = square.coefficient, Fraction(1)
+        coefficient, exponent = square.coefficient, 1.0
         if kind != "ReduceMean":
             sizes = [leading] if leading is not None else [shape[a] for a in axes]
             if not all(isinstance(s, int) for s in sizes):
@@ -147,12 +146,12 @@ class Squares:
                 )
             coefficient *= math.prod(s for s in sizes if isinstance(s, int))
         if kind in ("ReduceL2", "LpNormalization"):
-            coefficient, exponent = math.sqrt(coefficient), Fraction(1, 2)
+            coefficient, exponent = math.sqrt(coefficient), 0.5
         output = Ref(node.outputs[0], calls)
         if kind == "LpNormalization":
             tiny = _SMALLEST_NORMAL.get(self._shapes.float_type(square.base) or "", 0.0)
             divisor = Shifted(coefficient, exponent, tiny, clamp=True)  # a zero row gives 0, not 0/0
-            product = Product(powers={X(): Fraction(1), divisor: Fraction(-1)})
+            product = Product(powers={X(): 1.0, divisor: -1.0})
         else:
             keep = _integer(self._view, node, calls, "keepdims", 1)
             product = Product(coefficient=coefficient, powers={MeanSquare(): exponent}, squeezed=not keep)

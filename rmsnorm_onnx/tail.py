@@ -104,9 +104,7 @@ class Tails:
                 gain = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
         return dataclasses.replace(tail, gain=gain)
 
-    def _next(
-        self, claims: Claims, tail: Tail, tip: Ref, user: _Use, normalized: str
-    ) -> tuple[Ref, Tail] | None:
+    def _next(self, claims: Claims, tail: Tail, tip: Ref, user: _Use, normalized: str) -> tuple[Ref, Tail] | None:
         """(value to go on from, tail so far) after the only node that reads `tip`; None where the norm has ended."""
         node, calls = user
         out = Ref(node.outputs[0], calls)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.inputs import RowKinds
-from rmsnorm_onnx.reference import error_bound, reference, ulp_distance
+from rmsnorm_onnx.oracle import error_bound, reference, ulp_distance
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.subgraph import Places, Stop, UncutError, cut
 from rmsnorm_onnx.view import Ref

@@ -16,6 +16,18 @@ import onnx_ir as ir
 MAX_CALL_DEPTH = 16  # deeper calls are opaque: a malformed model may call itself
 
 
+def graph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph and of its branches, in order: each node before what is in it."""
+    for node in graph:
+        yield node
+        for attr in node.attributes.values() if node.attributes else ():
+            if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
+                yield from graph_nodes(attr.as_graph())
+            elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
+                for inner in attr.as_graphs():
+                    yield from graph_nodes(inner)
+
+
 class Ref(NamedTuple):
     """A value as seen through a chain of function calls, outermost first."""
 
@@ -155,8 +167,10 @@ class View:
         yield from self._nodes_in(self.model.graph, ())
 
     def _nodes_in(self, graph: ir.Graph, calls: tuple[ir.Node, ...]) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
-        for node in ir.traversal.RecursiveGraphIterator(graph):
+        for node in graph_nodes(graph):
             yield node, calls
+            if not self._has_functions:
+                continue
             function = self.function_of(node)
             if function is not None and len(calls) < MAX_CALL_DEPTH:
                 yield from self._nodes_in(function.graph, (*calls, node))
@@ -172,7 +186,7 @@ class View:
         owners: dict[ir.Graph, tuple[ir.Node, str]] = {}
         graphs = [self.model.graph, *(f.graph for f in self.model.functions.values())]
         for graph in graphs:
-            for node in ir.traversal.RecursiveGraphIterator(graph):
+            for node in graph_nodes(graph):
                 for attr in node.attributes.values():
                     if attr.is_ref():
                         continue

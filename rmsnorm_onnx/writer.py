@@ -11,6 +11,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes, functions
 from rmsnorm_onnx.body import Body, constant, emit
 from rmsnorm_onnx.functions import FunctionLibrary
+from rmsnorm_onnx.view import graph_nodes
 
 _DOMAIN_VERSIONS = {functions.DOMAIN: functions.VERSION, "com.microsoft": 1, "trt.plugins": 1}
 
@@ -40,9 +41,10 @@ class Names:
         return name
 
     def _collect(self, graph: ir.Graph) -> None:
-        self._taken |= {v.name for v in graph.inputs if v.name} | set(graph.initializers)
-        for node in graph.all_nodes():
-            self._taken |= {v.name for v in node.outputs if v.name}
+        self._taken.update(v.name for v in graph.inputs if v.name)
+        self._taken.update(graph.initializers)
+        for node in graph_nodes(graph):
+            self._taken.update([value.name for value in node.outputs if value.name])
             if node.name:
                 self._taken.add(node.name)
             for attribute in node.attributes.values():

@@ -11,7 +11,7 @@ from evaluate import Cell, Frame
 from kit import NUMPY, formula
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.reference import reference
+from rmsnorm_onnx.oracle import reference
 from rmsnorm_onnx.site import Match
 from rmsnorm_onnx.spec import RMSNormSpec
 

@@ -118,7 +118,9 @@ class Norm:
         value = rng.normal(center, 0.3, shape.get(plan["gain shape"], inner)) + 0.01
         self.gain_value = np.asarray(value).astype(NUMPY[raw])
         self.gain_raw = raw
-        self.formed = self.choose(raw, self.product) if plan["gain form"] == "one plus" else self.product
+        # Formed in the narrow type, it would be multiplied in the wide one: no spec says that of a rounded value.
+        narrow = plan["gain form"] == "one plus" and plan["casts"] != "down and up"
+        self.formed = self.choose(raw, self.product) if narrow else self.product
 
     def other_inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """Graph inputs beside x: the second operand that x is made of, and a gain that is fed."""

@@ -239,6 +239,18 @@ REDUCES: Mapping[str, Callable[..., np.ndarray]] = {
     "ReduceProd": np.prod,
 }
 
+
+def _native(a: list[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray:
+    axes = tuple(range(attrs.get("axis", -1), 0))
+    y = a[0] / np.sqrt(np.mean(a[0] * a[0], axis=axes, keepdims=True) + attrs.get("epsilon", 1e-5))
+    return y * a[1] if len(a) > 1 and a[1] is not None else y
+
+
+def _lp(a: list[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray:
+    norm = _l2(a[0], axis=attrs.get("axis", -1), keepdims=True)
+    return np.divide(a[0], norm, out=np.zeros_like(a[0]), where=norm > 0)
+
+
 OPERATORS: Mapping[str, Callable[[list[Any], dict[str, Any]], np.ndarray]] = {
     "Add": lambda a, k: a[0] + a[1],
     "Sub": lambda a, k: a[0] - a[1],
@@ -270,4 +282,7 @@ OPERATORS: Mapping[str, Callable[[list[Any], dict[str, Any]], np.ndarray]] = {
     "Concat": lambda a, k: np.concatenate(a, axis=k["axis"]),
     "Gather": lambda a, k: np.take(a[0], a[1], axis=k.get("axis", 0)),
     "MatMul": lambda a, k: np.matmul(a[0], a[1]),
+    "RMSNormalization": _native,
+    "SimplifiedLayerNormalization": _native,
+    "LpNormalization": _lp,
 }

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.forms import FORMS
 from rmsnorm_onnx.functions import FunctionLibrary
-from rmsnorm_onnx.reference import error_bound, reference
+from rmsnorm_onnx.oracle import error_bound, reference
 from rmsnorm_onnx.site import Match
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.writer import Names, Writer

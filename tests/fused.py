@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from rmsnorm_onnx import RMSNormSpec
-from rmsnorm_onnx.reference import error_bound, reference
+from rmsnorm_onnx.oracle import error_bound, reference
 from rmsnorm_onnx.runtimes import missing_kernels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,17 @@ ONNX = {
     "int32": TensorProto.INT32,
     "bool": TensorProto.BOOL,
 }
+NORM = """
+m (float[N,4] x) => (float[N,4] y)
+<float two = {2.0}, int64[1] last = {-1}, float eps = {1e-6}, float[4] w = {1.0, 0.5, 2.0, -1.0}>
+{
+ sq = Pow (x, two)
+ ms = ReduceMean (sq, last)
+ me = Add (ms, eps)
+ rms = Sqrt (me)
+ n = Div (x, rms)
+ y = Mul (n, w)
+}"""
 LAST = np.iinfo(np.int64).max
 
 
@@ -60,6 +72,26 @@ def proto(
     if check:
         onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def edit(text: str, *changes: str) -> str:
+    """A text with changes made, given as old and new in turn; each old one must be there."""
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text, f"{old!r} is not in {text}"
+        text = text.replace(old, new)
+    return text
+
+
+_CONSTANT = re.compile(r"float(\[[\d,]*\])? (\w+) = \{([^}]*)\}(, )?")
+
+
+def parse_half(text: str, dtype: str = "float16", **kw: Any) -> ir.Model:
+    """As `parse`, with every float type and constant of the text in another type."""
+    held = {}
+    for dims, name, numbers, _ in _CONSTANT.findall(text):
+        shape = [int(n) for n in dims.strip("[]").split(",") if n]
+        held[name] = np.asarray([float(n) for n in numbers.split(",")]).reshape(shape).astype(NUMPY[dtype])
+    return parse(_CONSTANT.sub("", text).replace(", >", ">").replace("float", dtype), **kw, **held)
 
 
 def tensor(name: str, array: Any) -> onnx.TensorProto:

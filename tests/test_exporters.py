@@ -11,12 +11,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from rmsnorm_onnx.exporters import export
 from torch import nn
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import ExportError, UsageError
-from rmsnorm_onnx.reference import error_bound, reference
+from rmsnorm_onnx.exporters import export
+from rmsnorm_onnx.oracle import error_bound, reference
 from rmsnorm_onnx.spec import RMSNormSpec, preset
 
 D = 48
@@ -111,11 +111,11 @@ def test_plain_spelling_is_torchs_norm(variant: str, dtype: str, opset: int) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("opset", range(18, onnx.defs.onnx_opset_version() + 1))
+@pytest.mark.parametrize("opset", [18, 20, 22, 23, 24, 26, onnx.defs.onnx_opset_version()])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", SHAPES)
 def test_plain_spelling_matrix(variant: str, dtype: str, opset: int) -> None:
-    """Every variant of torch.nn.RMSNorm, in every type, at every opset from 18 to onnx's newest."""
+    """Every variant of torch.nn.RMSNorm, in every type, at opsets from 18 to onnx's newest."""
     check(variant, dtype, opset)
 
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import UsageError
-from rmsnorm_onnx.reference import error_bound, reference, tolerance, ulp_distance
+from rmsnorm_onnx.oracle import error_bound, reference, tolerance, ulp_distance
 from rmsnorm_onnx.rounding import round_to, spacing
 from rmsnorm_onnx.spec import PLACEMENTS, RMSNormSpec
 

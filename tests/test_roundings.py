@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from form_kit import ONCE, PLAIN, Site, run, write
 
-from rmsnorm_onnx.reference import reference
+from rmsnorm_onnx.oracle import reference
 
 FORMS = ("function", "primitive", "onnx", "contrib")
 HALVES = ("float16", "bfloat16")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import RMSNormError, SpecError, UsageError
-from rmsnorm_onnx.reference import error_bound, reference
+from rmsnorm_onnx.oracle import error_bound, reference
 from rmsnorm_onnx.spec import PLACEMENTS, PRESETS, RMSNormSpec, leading_count, preset
 
 TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.body import Body
 from rmsnorm_onnx.site import DeclineCode, Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
@@ -116,12 +115,11 @@ def float_type(value: ir.Value, types: TypeView, name: str) -> str:
 
 def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
     """What a site's body depends on."""
-    bias_type = None if match.bias is None else dtypes.float_name(match.bias.dtype)
     return Body.of(
         match.spec,
         x_type=match.x_type,
         gain_type=match.gain_type,
-        bias_type=bias_type or match.spec.product_type(match.x_type),
+        bias_type=match.bias_type,
         opset=opset,
         gain_attribute=gain_attribute,
     )
