@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 OLDEST_OPSET = 18
 """torch.onnx writes no older opset; it would answer with this one and a warning."""
 
+ROUTE = "torch.export, torch.onnx"
+"""How `export` goes, in words."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 """The types that `export` converts a module to."""
 
@@ -110,16 +113,17 @@ def export(
 
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     module, args, kwargs = _converted(module, args, dict(kwargs or {}), dtype)
+    # With gradients, torch's successive traces disagree on the strides of attention's output, and T5 fails.
     with _quiet(), _inference(module), torch.no_grad():
         program, wished = _trace(module, args, kwargs, dynamic_shapes)
-        model, route = _translate(program, opset, input_names, output_names)
+        model = _translate(program, opset, input_names, output_names)
     report = None
     if fuse:
         model, report = _fuse(model, consumer, form)
     if output is not None:
         with _step("saving"):
             modelio.save(model, output)
-    return ExportResult(model=model, opset=opset, route=route, report=report, notes=_fixed_dimensions(model, wished))
+    return ExportResult(model=model, opset=opset, route=ROUTE, report=report, notes=_fixed_dimensions(model, wished))
 
 
 def _check_arguments(opset: int, dtype: str | None, output: str | os.PathLike[str] | None) -> None:
@@ -198,12 +202,12 @@ def _translate(
     opset: int,
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
-) -> tuple[ir.Model, str]:
-    """Translate an exported program; torch's failure to view an attention's output is repaired once."""
+) -> ir.Model:
     import torch
+
     from rmsnorm_onnx.exporters.translations import translations
 
-    def translate() -> ir.Model:
+    with _step("translation to ONNX"):
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -214,47 +218,13 @@ def _translate(
             output_names=output_names,
             custom_translation_table=translations(opset),
         )
-        if exported is None:
-            raise ExportError("torch.onnx.export gave no program")
+        assert exported is not None  # it writes to no file
         model: ir.Model = exported.model
-        return model
-
-    route = "torch.export, torch.onnx"
-    with _step("translation to ONNX"):
-        try:
-            model = translate()
-        except Exception as error:
-            if "Cannot view a tensor" not in str(error) or not _lay_out_attention(program):
-                raise
-            model = translate()
-            route = "torch.export, attention outputs made contiguous, torch.onnx"
         common.RemoveUnusedNodesPass()(model)
     written = model.opset_imports.get("")
     if written != opset:
         raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
-    return model, route
-
-
-def _lay_out_attention(program: torch.export.ExportedProgram) -> bool:
-    """Make each attention's output contiguous, and say whether there was any.
-
-    torch traces a program several times, and attention's output has other strides each time: a reshape that was
-    recorded as a view in one trace is impossible in the next. A contiguous copy has the same strides in all of them,
-    and is an Identity in ONNX.
-    """
-    import torch
-
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    nodes = [n for n in program.graph.nodes if n.target is attention]
-    for node in nodes:
-        with program.graph.inserting_after(node):
-            clone = program.graph.call_function(
-                torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
-            )
-        clone.meta.update(node.meta)
-        node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
-    program.graph_module.recompile()
-    return bool(nodes)
+    return model
 
 
 def _fuse(model: ir.Model, consumer: str, form: str | None) -> tuple[ir.Model, FusionReport]:

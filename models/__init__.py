@@ -1,1 +1,1 @@
-"""Reference PyTorch modules and tiny seeded models; ships as `rmsnorm_onnx.models`."""
+"""Tiny seeded PyTorch models, the norms they hold, and a demonstration on them; ships as `rmsnorm_onnx.models`."""
