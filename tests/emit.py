@@ -88,7 +88,8 @@ class Norm:
             self.shape, self.axes = (lead[0], lead[1], self.heads, d), (-1,)
         flat = layout in ("per head, then transpose", "transpose, then per head", "grouped")
         self.input_shape = (lead[0], lead[1], self.heads * d) if flat else self.shape
-        self.leading = self.choose(*range(1, d)) if self.plan["leading"] != "whole" else None
+        leading = (1, 4) if root_exact and d > 4 else (1,) if root_exact else range(1, d)
+        self.leading = self.choose(*leading) if self.plan["leading"] != "whole" else None
         self.count = self.leading or math.prod(int(self.shape[a]) for a in self.axes)
 
     def _size(self, i: int) -> int | str:

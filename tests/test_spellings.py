@@ -79,7 +79,8 @@ def assert_found(spelling: Spelling) -> Match:
 def acceptable(spelling: Spelling, gain: np.ndarray) -> list[np.ndarray]:
     """A gain as it may be found: raw; behind a Cast that narrows it; as a half sum 1 + w that was multiplied early."""
     formed = NUMPY[spelling.spec.resolve(spelling.x_type).gain_type]
-    sums = [gain.astype(formed) + formed.type(1)] if spelling.reordered and spelling.spec.gain_offset else []
+    added = [gain.astype(formed) + formed.type(1), gain.astype(np.float64) + 1]
+    sums = added if spelling.reordered and spelling.spec.gain_offset else []
     return [gain, gain.astype(formed), *sums]
 
 
