@@ -260,8 +260,9 @@ class Squares:
 
     def _sources(self, square: _Square, axes: tuple[int, ...]) -> list[tuple[Ref, int | None]]:
         """The values that may be x: the one squared, what it was rounded from, what it is the leading part of."""
-        ref, leading = self._peel(square.base, even=True), square.leading
-        found = [(ref, leading)]
+        whole, leading = self._peel(square.base), square.leading
+        ref = self._peel(whole, even=True)
+        found = [(whole, leading)] if ref == whole else [(whole, leading), (ref, leading)]
         for _ in range(4):
             node = ref.value.producer()
             if node is None:
