@@ -23,6 +23,7 @@ from rmsnorm_onnx import Declined, Match, find_rms_norms
 DAMAGES = 4  # harmful tries for each harmless one: 80 % and 20 %
 CHUNKS, IN_CHUNK = 6, 75  # full run: 6 * 75 * 5 = 2,250 damaged graphs
 SAMPLE = 32
+READERS = {"value_read_elsewhere", "value_is_output"}
 
 
 def assert_claims_hold(damaged: Damaged) -> list[Match]:
@@ -39,6 +40,12 @@ def assert_claims_hold(damaged: Damaged) -> list[Match]:
     return matches
 
 
+def ends_early(match: Match, damaged: Damaged, spelling: Spelling) -> bool:
+    """Whether a norm ends in front of a bias or a last rounding, because a value in between has a further reader now."""
+    same = match.spec.axes == spelling.spec.axes and match.spec.leading == spelling.spec.leading
+    return same and match.output.name != spelling.y and bool(READERS & set(damaged.changes))
+
+
 def assert_damage_is_seen(spelling: Spelling, rng: random.Random, seen: Counter[str]) -> None:
     """Four damaged graphs of a spelling, and one that was changed without harm and is still found."""
     for i in range(DAMAGES + 1):
@@ -49,7 +56,8 @@ def assert_damage_is_seen(spelling: Spelling, rng: random.Random, seen: Counter[
         seen.update(["harmless" if harmless else "harmful", *damaged.changes])
         if harmless:
             assert len(matches) == 1, damaged.changes
-            assert_same_spec(matches[0], spelling)
+            if not ends_early(matches[0], damaged, spelling):
+                assert_same_spec(matches[0], spelling)
         else:
             seen["claimed" if matches else "not claimed"] += 1
 
