@@ -124,8 +124,9 @@ def verify(
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or torch's ONNXProgram; only read.
-        original: The same before a rewrite. Then its norms are the sites, and each is looked for in `model` between
-            the values of the same names, in the same scope.
+        original: The same before a rewrite. Its norms are the sites, and each is looked for in `model` between the
+            values of the same names, in the same scope. Without it, `model` is the original, and what `fuse` makes of
+            it is measured beside it.
         seed: For the inputs.
         max_rows: Rows of one run; larger fixed batch dimensions are made smaller where the graph allows it.
         only: Patterns of site names (as in a shell); None for all.
@@ -141,12 +142,20 @@ def verify(
     if max_rows < 1:
         raise UsageError(f"max_rows must be at least 1, got {max_rows!r}")
     _require_onnxruntime()
-    new = _as_ir(model)
-    old = new if original is None else _as_ir(original)
-    comparison = _Comparison(new, old if original is not None else None, seed, max_rows)
+    old = _as_ir(model if original is None else original)
+    new = _fused(old) if original is None else _as_ir(model)
+    comparison = _Comparison(new, old, seed, max_rows)
     matches = [m for m in find_rms_norms(old) if isinstance(m, Match)]
     chosen = [m for m in matches if only is None or any(fnmatch.fnmatchcase(m.name, p) for p in only)]
     return ParityReport(sites=tuple(comparison.site(match) for match in chosen), seed=seed)
+
+
+def _fused(model: ir.Model) -> ir.Model:
+    from rmsnorm_onnx.passes import Options, rewrite
+
+    new = model.clone()
+    rewrite(new, Options())
+    return new
 
 
 def _as_ir(model: Any) -> ir.Model:
@@ -161,17 +170,14 @@ def _require_onnxruntime() -> None:
 
 
 class _Comparison:
-    """Measures sites of one pair of models; without an original, of one model."""
+    """Measures sites of a model and of what it became."""
 
-    def __init__(self, new: ir.Model, original: ir.Model | None, seed: int, max_rows: int) -> None:
+    def __init__(self, new: ir.Model, original: ir.Model, seed: int, max_rows: int) -> None:
         self._new, self._new_places = new, Places(new)
-        self._old = new if original is None else original
-        self._places = self._new_places if original is None else Places(original)
+        self._old, self._places = original, Places(original)
         self._shapes = Shapes(self._places.view)
-        self._paired = original is not None
         self._seed, self._max_rows = seed, max_rows
-        written = find_rms_norms(new) if self._paired else []
-        self._written = {(m.scope, m.output.name): m for m in written if isinstance(m, Match)}
+        self._written = {(m.scope, m.output.name): m for m in find_rms_norms(new) if isinstance(m, Match)}
 
     def site(self, match: Match) -> SiteParity:
         """Measures one site, before and after."""
@@ -186,7 +192,7 @@ class _Comparison:
             size = trials[0]().rows.size
         except (UncutError, OSError, ValueError) as problem:
             trials, unrun = [], [f"not run: {one_line(problem)}"]
-        if trials and self._paired:
+        if trials:
             try:
                 output = self._places.of(match.output)
                 before = measure(trials, self._old, self._places, output, match.spec)
@@ -215,8 +221,6 @@ class _Comparison:
 
     def _promise(self, match: Match) -> tuple[RMSNormSpec, tuple[str, ...]]:
         """What the node in the model is held to: the original's mathematics, and the rounding points it claims."""
-        if not self._paired:
-            return match.spec, ()
         spec = raise_statistic(match.spec)
         notes: tuple[str, ...] = ()
         if spec != match.spec:
@@ -235,8 +239,6 @@ class _Comparison:
 
     def _output(self, match: Match) -> Ref:
         """The result in the model, under the name that it had."""
-        if not self._paired:
-            return self._places.of(match.output)
         found = self._new_places.find(match.scope, match.output.name)
         if found is None:
             raise UncutError(f"the model has no node that gives {match.output.name}")
