@@ -244,7 +244,7 @@ def operator_removed(site: Site) -> bool:
 def permutation_changed(site: Site) -> bool:
     """A Transpose that exchanges other axes."""
     node = site.pick("Transpose")
-    if node is None:
+    if node is None or _attribute(node, "perm") is None:
         return False
     rank = len(_attribute(node, "perm").ints)
     i, j = site.choose([(i, j) for i in range(rank) for j in range(i)])

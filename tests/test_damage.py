@@ -41,7 +41,7 @@ def assert_claims_hold(damaged: Damaged) -> list[Match]:
 
 
 def ends_early(match: Match, damaged: Damaged, spelling: Spelling) -> bool:
-    """Whether a norm ends in front of a bias or a last rounding, because a value in between has a further reader now."""
+    """Whether a norm ends before a bias or a last rounding, because a value in between has a further reader now."""
     same = match.spec.axes == spelling.spec.axes and match.spec.leading == spelling.spec.leading
     return same and match.output.name != spelling.y and bool(READERS & set(damaged.changes))
 
