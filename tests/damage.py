@@ -152,10 +152,11 @@ def _apply(
 
 
 def _runs(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> bool:
-    """Whether the model runs and is valid; its outputs are declared anew, with the ranks that they now have."""
+    """Whether the model is valid, runs, and keeps what it declares of shapes; its outputs are declared anew."""
     try:
         onnx.checker.check_model(model)
-        ranks = {v.name: c.array.ndim for f in evaluate(ir.from_proto(model), feeds) for v, c in f.items()}
+        frames = evaluate(ir.from_proto(model), feeds)
+        ranks = {v.name: c.array.ndim for f in frames for v, c in f.items()}
         for _, _, scope in scopes(model):
             for output in scope.output if isinstance(scope, onnx.GraphProto) else ():
                 output.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto())
@@ -164,4 +165,12 @@ def _runs(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> bool:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, LookupError, ValueError, TypeError):
         return False
-    return True
+    # A loop can outgrow the shape that its body declares for the state.
+    return all(_fits(v.shape, c.array.shape) for f in frames for v, c in f.maps[0].items() if v.producer() is None)
+
+
+def _fits(declared: ir.Shape | None, shape: tuple[int, ...]) -> bool:
+    if declared is None:
+        return True
+    known = zip(declared, shape, strict=False)
+    return len(declared) == len(shape) and all(not isinstance(n, int) or n == size for n, size in known)

@@ -22,6 +22,16 @@ CONSTANTS = """
 W = "float[4] w = {1.0, 0.5, 2.0, -1.0}"
 
 
+@pytest.mark.parametrize("gain", ["float w = {2.0}", "float[1] w = {2.0}", W])
+def test_02_rank_one_loads(gain: str) -> None:
+    """Trap 2: what is written for x of rank 1 loads, whatever the gain's shape, onnxruntime's fusion or not."""
+    model = proto(edit(NORM, "float[N,4]", "float[4]", W, gain))
+    fused, report = fuse(model)
+    assert report.rewritten == 1
+    feeds = feed(ir.from_proto(model))
+    np.testing.assert_allclose(run(fused, feeds)["y"], run(model, feeds, optimise=False)["y"], rtol=1e-5)
+
+
 def test_11_gemma_in_float16() -> None:
     """Trap 11: a float16 norm whose gain is applied in float32 becomes a file that passes the full check and loads."""
     text = edit(NORM, "float[N,4] x", "float16[N,4] x0", "=> (float[", "=> (float16[", "] y)", "] y0)")
