@@ -295,24 +295,83 @@ def test_output_is_written_whole(tmp_path) -> None:
     assert onnx.load(path) == ir.to_proto(result.model)
 
 
-class Gemma(nn.Module):
-    """Rounds once, (1 + w) in float32: torch's own exporter writes it with unlike types at opset 23."""
+class Manual(nn.Module):
+    """The forms that people write by hand, each with its own rounding points."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, D))
+        self.family = family
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, D) + (family != "gemma"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x.float()
         h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return (h * (1.0 + self.weight.float())).to(x.dtype)
+        if self.family == "llama":
+            return self.weight * h.to(x.dtype)
+        return (
+            (h * (1.0 + self.weight.float())).to(x.dtype) if self.family == "gemma" else (self.weight * h).to(x.dtype)
+        )
+
+
+# gpt-oss multiplies in float32 and rounds once, as torch.nn.RMSNorm does.
+MANUAL = {"llama": preset("llama"), "gemma": preset("gemma"), "gpt_oss": preset("torch", epsilon=1e-6)}
 
 
 @pytest.mark.parametrize("opset", [18, 23])
-def test_hand_written_half_norm_is_valid(opset: int) -> None:
-    """Trap 11: a half Gemma norm passes the full check, loads, and is right (torch's fusions are not used)."""
-    module = Gemma().half()
+@pytest.mark.parametrize("family", MANUAL)
+def test_hand_written_half_norm(family: str, opset: int) -> None:
+    """Trap 11: a half norm of any family is one valid operator, with its own spec (torch writes unlike types at 23)."""
+    module = Manual(family).half()
+    result = export(module, torch.randn(2, 3, D).half(), opset=opset)
+    [site] = result.report.sites
+    spec, gain = MANUAL[family], module.weight.detach().numpy()
+    assert site.action == "rewritten" and site.spec.canonical("float16") == spec.canonical("float16")
     x = rows((D,)).astype(np.float16)
-    [y] = run(export(module, torch.randn(2, 3, D).half(), opset=opset, fuse=False).model, x)
-    spec, gain = preset("gemma"), module.weight.detach().numpy()
+    [y] = run(result.model, x)
     assert np.all(np.abs(y - reference(spec, x, gain)) <= error_bound(spec, x, gain))
+
+
+def check_fused(variant: str, dtype: str, opset: int) -> None:
+    """Export with the norms rewritten: one operator, the module's spec, the module's numbers."""
+    module = norm(variant, dtype)
+    example = torch.randn(2, 3, *SHAPES[variant], dtype=torch.float64)
+    result = export(InOut(module, getattr(torch, dtype)), example, opset=opset)
+    [site] = result.report.sites
+    spec = spec_of(variant, dtype)
+    assert site.action == "rewritten" and site.spec.canonical(dtype) == spec.canonical(dtype)
+    operators = [n.op_type for n in result.model.graph if n.op_type not in ("Cast", "Constant")]
+    assert operators == ["RMSNorm"]
+    kind = dtypes.numpy_dtype(dtype)
+    x = rows(SHAPES[variant]).astype(kind)
+    [y] = run(result.model, x.astype(np.float64))
+    gain = None if module.weight is None else module.weight.detach().double().numpy().astype(kind)
+    assert np.all(np.abs(y - reference(spec, x, gain)) <= error_bound(spec, x, gain))
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "opset"), [("eps_none", "float16", 18), ("two_dims", "float32", 23), ("weight", "float64", 20)]
+)
+def test_module_becomes_one_operator(variant: str, dtype: str, opset: int) -> None:
+    """torch.nn.RMSNorm becomes one node with the exact epsilon, all of its axes, and float32 statistics for halves."""
+    check_fused(variant, dtype, opset)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("opset", [18, 21, 23, 25, onnx.defs.onnx_opset_version()])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", SHAPES)
+def test_module_becomes_one_operator_matrix(variant: str, dtype: str, opset: int) -> None:
+    """The same for every variant and type, over the opsets."""
+    check_fused(variant, dtype, opset)
+
+
+def test_form_and_consumer_reach_the_rewrite() -> None:
+    """The consumer and the form are handed on to the rewrite."""
+    module, x = norm("weight", "float32"), torch.randn(2, 3, D)
+    by_form = export(module, x, opset=23, form="onnx")
+    assert [n.op_type for n in by_form.model.graph if n.op_type != "Constant"] == ["RMSNormalization"]
+    by_consumer = export(module, x, consumer="tensorrt-plugin")
+    assert by_consumer.report.consumer == "tensorrt-plugin"
+    assert [s.form for s in by_consumer.report.sites] == ["plugin"]
+    with pytest.raises(UsageError, match="no form 'layer'"):
+        export(module, x, form="layer")
