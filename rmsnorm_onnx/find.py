@@ -209,6 +209,8 @@ class Finder:
 
     def _last(self, algebra: Algebra, candidate: Candidate, accepted: dict[Ref, Claim]) -> list[Claim]:
         """The claims that no other claim goes through."""
+        if len(accepted) < 2:
+            return list(accepted.values())
         inner: set[Ref] = set()
         for root in accepted:
             pending = [root]

@@ -57,7 +57,8 @@ class Placer:
         match, level = placed
         problem = self._contradiction(match)
         if problem is not None:
-            self._record(match.node, Declined(DeclineCode.MISMATCH, problem, match.node, match.scope), level)
+            reason = f"{match.name}: {problem}"
+            self._record(match.node, Declined(DeclineCode.MISMATCH, reason, match.node, match.scope), level)
             return
         self._record(match.output, match, level)
 
@@ -65,7 +66,8 @@ class Placer:
         """Places a norm that is one node already."""
         scope = self._view.scope(node)
         if isinstance(reading, Declined):
-            self._record(node, dataclasses.replace(reading, scope=scope), calls)
+            named = f"{node_name(node)}: {reading.reason}" if node_name(node) not in reading.reason else reading.reason
+            self._record(node, dataclasses.replace(reading, reason=named, scope=scope), calls)
             return
         x = self._view.resolve(Ref(reading.x, calls))
         x_type = None if x is None else self._shapes.float_type(x)

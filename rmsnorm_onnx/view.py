@@ -96,10 +96,14 @@ class View:
         if index >= len(node.inputs):
             return None
         value = node.inputs[index]
-        return None if value is None else self.resolve(Ref(value, calls))
+        if value is None:
+            return None
+        return self.resolve(Ref(value, calls)) if self._has_functions else Ref(value)
 
     def inputs(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> list[Ref | None]:
         """All resolved inputs of a node."""
+        if not self._has_functions:
+            return [None if value is None else Ref(value) for value in node.inputs]
         return [self.input(node, calls, i) for i in range(len(node.inputs))]
 
     def producer(self, ref: Ref) -> ir.Node | None:
@@ -108,6 +112,10 @@ class View:
 
     def users(self, ref: Ref) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
         """Every node that reads a resolved Ref, with the calls that lead to the node."""
+        if not self._has_functions:
+            for node in {node: None for node, _ in ref.value.uses()}:
+                yield node, ()
+            return
         seen: set[tuple[ir.Node, tuple[ir.Node, ...]]] = set()
         for user in self._users(ref, set()):
             if user not in seen:
@@ -131,6 +139,8 @@ class View:
 
     def is_model_output(self, ref: Ref) -> bool:
         """Whether a resolved Ref leaves its graph: as an output of the model, of a branch or of a loop body."""
+        if not self._has_functions:
+            return ref.value.is_graph_output()
         pending, seen = [ref], set()
         while pending:
             value, calls = current = pending.pop()
