@@ -85,6 +85,8 @@ CONSTRAINTS: tuple[Callable[..., bool], ...] = (
     lambda opset, dtype, root: dtype != "bfloat16" or "Pow" not in root or int(opset) >= 15,
     lambda opset, square: square not in ("pow int32", "pow int64") or int(opset) >= 12,
     lambda opset, epsilon_spelling: epsilon_spelling != "float" or int(opset) >= 12,
+    lambda opset, axes: axes == "attribute" or int(opset) >= 13,
+    lambda opset, axes: axes != "attribute" or int(opset) < 18,
     lambda opset, axes, square, count: (
         (axes == "attribute") == (int(opset) < (13 if count != "mean" and not square.startswith("Reduce") else 18))
     ),
