@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from rmsnorm_onnx import modelio
+from rmsnorm_onnx import consumers, modelio, passes
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, RMSNormError, UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def export(
         ExportError: a step failed; the message names it and keeps the exporter's words, and nothing was written.
         MissingDependencyError: torch is not installed.
     """
-    _check_arguments(opset, dtype, output)
+    _check_arguments(opset, dtype, output, consumer, form)
     try:
         import torch
     except ImportError as error:
@@ -126,7 +126,10 @@ def export(
     return ExportResult(model=model, opset=opset, route=ROUTE, report=report, notes=_fixed_dimensions(model, wished))
 
 
-def _check_arguments(opset: int, dtype: str | None, output: str | os.PathLike[str] | None) -> None:
+def _check_arguments(
+    opset: int, dtype: str | None, output: str | os.PathLike[str] | None, consumer: str, form: str | None
+) -> None:
+    """Find what is wrong with the arguments before a trace of a large model is paid for."""
     newest = onnx.defs.onnx_opset_version()
     if opset < OLDEST_OPSET:
         raise ExportError(f"opset {opset} is older than {OLDEST_OPSET}, the oldest that torch.onnx writes")
@@ -134,6 +137,8 @@ def _check_arguments(opset: int, dtype: str | None, output: str | os.PathLike[st
         raise ExportError(f"opset {opset} is newer than {newest}, the newest that the installed onnx knows")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"cannot export as {dtype!r}; use one of {', '.join(DTYPES)}")
+    consumers.parse_consumer(consumer)
+    passes.Options(form=form)
     if output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output))):
         raise UsageError(f"cannot write {os.fspath(output)}: its folder does not exist; create it")
 
@@ -228,8 +233,6 @@ def _translate(
 
 
 def _fuse(model: ir.Model, consumer: str, form: str | None) -> tuple[ir.Model, FusionReport]:
-    from rmsnorm_onnx import passes
-
     with _step("fusion"):
         fused, report = passes.fuse(model, consumer=consumer, form=form)
     return fused, report

@@ -260,12 +260,16 @@ def test_failures_name_their_step(module: nn.Module, step: str, tmp_path, capfd)
     assert capfd.readouterr() == ("", "")
 
 
-def test_unwritable_output_is_found_first(tmp_path) -> None:
-    """An output whose folder does not exist is refused before the export starts."""
+def test_unusable_arguments_are_found_first(tmp_path) -> None:
+    """An output without a folder, an unknown type, consumer or form are refused before the export starts."""
     with pytest.raises(UsageError, match="its folder does not exist"):
         export(Branching(), torch.randn(4, 4), output=tmp_path / "no" / "m.onnx")
     with pytest.raises(UsageError, match="use one of float32, float16, bfloat16"):
         export(Branching(), torch.randn(4, 4), dtype="half")
+    with pytest.raises(UsageError, match="no consumer 'me'"):
+        export(Branching(), torch.randn(4, 4), consumer="me")
+    with pytest.raises(UsageError, match="no form 'layer'"):
+        export(Branching(), torch.randn(4, 4), form="layer")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -373,5 +377,3 @@ def test_form_and_consumer_reach_the_rewrite() -> None:
     by_consumer = export(module, x, consumer="tensorrt-plugin")
     assert by_consumer.report.consumer == "tensorrt-plugin"
     assert [s.form for s in by_consumer.report.sites] == ["plugin"]
-    with pytest.raises(UsageError, match="no form 'layer'"):
-        export(module, x, form="layer")
