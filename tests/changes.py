@@ -310,7 +310,9 @@ def value_is_output(site: Site) -> bool:
     name = _interior(site)
     if name is None or not site.main or any(o.name == name for o in site.model.graph.output):
         return False
-    site.model.graph.output.append(helper.make_tensor_value_info(name, int(site.values[name].dtype), None))
+    held = site.values[name]
+    info = helper.make_tensor_value_info(name, int(held.dtype), [None] * held.array.ndim)
+    site.model.graph.output.append(info)
     return True
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,15 +117,15 @@ def ancestors(nodes: Any, root: str, functions: Any) -> list[onnx.NodeProto]:
     return found
 
 
-def damage(spelling: Spelling, random: Random, *, harmless: bool) -> Damaged | None:
-    """One damaged graph that passes the full check and runs, or None after too many tries."""
+def damage(spelling: Spelling, random: Random, *, harmless: bool, kinds: Sequence[str] = ()) -> Damaged | None:
+    """One damaged graph that passes the full check and runs, or None after too many tries; of `kinds`, if given."""
     values = {}
     for frame in evaluate(ir.from_proto(spelling.model), spelling.feeds):
         values.update({v.name: cell for v, cell in frame.items()})
     table = HARMLESS if harmless else CHANGES
     for _ in range(SHOTS):
         model = copy.deepcopy(spelling.model)
-        names = [random.choice(list(table)) for _ in range(random.choice([1, 1, 1, 2]))]
+        names = [random.choice(list(kinds or table)) for _ in range(random.choice([1, 1, 1, 2]))]
         feeds = dict(spelling.feeds)
         if all(_apply(model, spelling, table[name], values, random, feeds) for name in names) and _runs(model, feeds):
             return Damaged(model, feeds, tuple(names), harmless)
