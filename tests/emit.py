@@ -118,6 +118,8 @@ class Norm:
         center = 0.0 if plan["gain form"] == "one plus" else 1.0
         value = rng.normal(center, 0.3, shape.get(plan["gain shape"], inner)) + 0.01
         self.gain_value = np.asarray(value).astype(NUMPY[raw])
+        if self.gain_value.size == 1 and self.gain_value == 1:
+            self.gain_value += self.gain_value.dtype.type(0.25)  # a factor of one is no gain
         self.gain_raw = raw
         # Formed in the narrow type, it would be multiplied in the wide one: no spec says that of a rounded value.
         narrow = plan["gain form"] == "one plus" and plan["casts"] != "down and up"

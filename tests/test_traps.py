@@ -60,12 +60,26 @@ def test_03_gain_with_a_further_leading_axis() -> None:
     assert not match.spec.has_gain and match.output.name == "n"
 
 
-def test_03_scalar_of_higher_rank() -> None:
-    """Trap 3: a gain of one element whose rank is above x's raises the rank of the result: the norm ends before it."""
-    text = edit(NORM, "float[N,4] y", "float[1,N,4] y", "float[4] w = {1.0, 0.5, 2.0, -1.0}", "float[1,1,1] w = {2.0}")
-    for changes in ((), ("n = Div (x, rms)\n y = Mul (n, w)", "f = Div (w, rms)\n y = Mul (x, f)")):
-        matches, _ = find(parse(edit(text, *changes)))
-        assert all(match.output.name == "n" for match in matches)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("float[4] w = {1.0, 0.5, 2.0, -1.0}", "float[1,1,1] w = {2.0}"),
+        (
+            "float[4] w = {1.0, 0.5, 2.0, -1.0}",
+            "float[1,1,1] w = {2.0}",
+            "n = Div (x, rms)\n y = Mul (n, w)",
+            "f = Div (w, rms)\n y = Mul (x, f)",
+        ),
+        ("float two", "float[1,1,1] two"),
+        ("float eps", "float[1,1,1] eps"),
+        ("float eps", "float[1,1,1] h = {0.5}, float eps", "Sqrt (me)", "Pow (me, h)"),
+    ],
+    ids=["gain", "gain in the factor", "square", "epsilon", "root"],
+)
+def test_03_scalar_of_higher_rank(changes: tuple[str, ...]) -> None:
+    """Trap 3: a constant of one element whose rank is above x's raises the rank of the result: no norm goes past it."""
+    matches, _ = find(parse(edit(NORM, "float[N,4] y", "float[1,N,4] y", *changes)))
+    assert all(changes[1].startswith("float[1,1,1] w") and m.output.name == "n" for m in matches)
 
 
 @pytest.mark.parametrize("shape", ["N,S,4", "S,1", "S,4", "N,1,4"])
