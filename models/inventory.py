@@ -6,7 +6,6 @@ class's source. A class that is called an RMSNorm and has no reader is an error,
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,11 +16,7 @@ from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.spec import RMSNormSpec, preset
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     import torch
-
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
-"""Where torch.onnx keeps the modules that a node was traced in, in a node's metadata_props."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,15 +72,6 @@ def norms(module: torch.nn.Module) -> list[Norm]:
             )
         )
     return found
-
-
-def module_of(node: ir.Node) -> str | None:
-    """The qualified name of the innermost module that torch.onnx traced a node in; None for a node without a trace."""
-    scopes = node.metadata_props.get(SCOPES_KEY)
-    if not scopes:
-        return None
-    names: list[str] = ast.literal_eval(scopes)
-    return names[-2] if len(names) > 1 else None  # the last is the operation itself
 
 
 def _float_name(tensor: torch.Tensor) -> str:

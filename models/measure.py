@@ -20,7 +20,7 @@ from rmsnorm_onnx.errors import MissingDependencyError
 from rmsnorm_onnx.exporters import export
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.inputs import RowKinds
-from rmsnorm_onnx.models.inventory import Norm, module_of
+from rmsnorm_onnx.models.inventory import Norm
 from rmsnorm_onnx.models.tiny import TinyModel
 from rmsnorm_onnx.oracle import reference, ulp_distance
 from rmsnorm_onnx.parity import ParityReport, verify
@@ -155,7 +155,7 @@ def differences(sites: Sequence[Match | Declined], norms: Sequence[Norm]) -> tup
     for site in sites:
         if not isinstance(site, Match):
             continue
-        norm = missing.pop(module_of(site.node) or "", None)
+        norm = missing.pop(site.module or "", None)
         if norm is None:
             lines.append(f"{site.name} is no norm of the model, or the second of its module")
         elif site.x_type != norm.x_type or site.spec.canonical(norm.x_type) != norm.spec.canonical(norm.x_type):

@@ -60,14 +60,15 @@ class Constant:
     half: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: thousands are made, and freezing doubles their cost
 class Product:
-    """coefficient * prod(constant ** exponent) * prod(atom ** exponent).
+    """coefficient * prod(constant ** exponent) * prod(atom ** exponent); never changed once made.
 
     Attributes:
         coefficient: The factor that no single constant of the graph accounts for.
         constants: Scalar constants with their exponents.
         powers: Atoms with their exponents, none of them 0.
+        of_norm: Whether x or its mean square takes part.
         squeezed: The reduced axes are absent (keepdims=0), so that it does not broadcast against x.
         spread: Values whose shapes must fit into x's, because an Expand or a constant gave them their extent.
     """
@@ -77,6 +78,10 @@ class Product:
     powers: Mapping[Atom, float] = dataclasses.field(default_factory=dict)
     squeezed: bool = False
     spread: tuple[Ref, ...] = ()
+    of_norm: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.of_norm = any(type(atom) is not Opaque for atom in self.powers)
 
     @property
     def value(self) -> float:
@@ -98,11 +103,6 @@ class Product:
     def opaques(self) -> dict[Opaque, float]:
         """The atoms that were not looked into."""
         return {a: p for a, p in self.powers.items() if isinstance(a, Opaque)}
-
-    @property
-    def of_norm(self) -> bool:
-        """Whether x or its mean square takes part."""
-        return any(not isinstance(a, Opaque) for a in self.powers)
 
     @property
     def is_constant(self) -> bool:

@@ -114,10 +114,9 @@ def _kind(product: Product, atom: Atom, exponent: object, claim: Claim) -> str:
 
 
 def read_roundings(
-    view: View, shapes: Shapes, algebra: Algebra, candidate: Candidate, claim: Claim, x_type: str
+    shapes: Shapes, algebra: Algebra, candidate: Candidate, claim: Claim, values: list[Ref], x_type: str
 ) -> Roundings:
-    """What the types between x and the root say of the spec."""
-    values = chain(view, algebra, candidate, claim.root)
+    """What the types of the values between x and the root say of the spec."""
     events = _Events(shapes, algebra, claim, values)
     wide = functools.reduce(dtypes.wider, (t for types in events.types.values() for t in types), "float32")
 

@@ -247,7 +247,7 @@ def _site_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _pattern_flag(command: argparse.ArgumentParser, flag: str, text: str) -> None:
-    text += " this glob on the name; may be repeated"
+    text += " this glob on the name or the module; may be repeated"
     command.add_argument(flag, metavar="PATTERN", action="append", default=[], help=text)
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import Algebra, X
-from rmsnorm_onnx.chain import read_roundings
+from rmsnorm_onnx.chain import chain, read_roundings
 from rmsnorm_onnx.claims import Claim, Claims
 from rmsnorm_onnx.native import Native
 from rmsnorm_onnx.placement import Found, Placer
@@ -114,8 +114,10 @@ class Finder:
                 refusals.append(claim)
             elif self._is_own(claim, algebra):
                 accepted[root] = claim
-        last = self._last(algebra, candidate, accepted)
-        found = [self._found(algebra, claims, candidate, claim, x_type) for claim in last]
+        found = [
+            self._found(algebra, claims, candidate, claim, values, x_type)
+            for claim, values in self._last(algebra, candidate, accepted)
+        ]
         return [f for f in found if f is not None]
 
     def _walk(self, algebra: Algebra, candidate: Candidate, refusals: list[Refusal]) -> Iterator[Ref]:
@@ -207,26 +209,22 @@ class Finder:
                 return sole_user(self._view, source) is not None
         return True
 
-    def _last(self, algebra: Algebra, candidate: Candidate, accepted: dict[Ref, Claim]) -> list[Claim]:
-        """The claims that no other claim goes through."""
-        if len(accepted) < 2:
-            return list(accepted.values())
+    def _last(
+        self, algebra: Algebra, candidate: Candidate, accepted: dict[Ref, Claim]
+    ) -> list[tuple[Claim, list[Ref]]]:
+        """The claims that no other claim goes through, each with the values that it goes through itself."""
         inner: set[Ref] = set()
-        for root in accepted:
-            pending = [root]
-            while pending:
-                ref = pending.pop()
-                node = ref.value.producer()
-                if node is None or ref in (candidate.x, candidate.reduction.output):
-                    continue
-                for source in self._view.inputs(node, ref.calls):
-                    if source is not None and source not in inner and algebra.product(source).of_norm:
-                        inner.add(source)
-                        pending.append(source)
-        return [claim for root, claim in accepted.items() if root not in inner]
+        chains: dict[Ref, list[Ref]] = {}
+        for root in reversed(accepted):
+            if root not in inner:
+                chains[root] = chain(self._view, algebra, candidate, root)
+                inner.update(chains[root][1:])
+        return [(claim, chains[root]) for root, claim in accepted.items() if root not in inner]
 
-    def _found(self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, x_type: str) -> Found | None:
-        roundings = read_roundings(self._view, self._shapes, algebra, candidate, claim, x_type)
+    def _found(
+        self, algebra: Algebra, claims: Claims, candidate: Candidate, claim: Claim, values: list[Ref], x_type: str
+    ) -> Found | None:
+        roundings = read_roundings(self._shapes, algebra, candidate, claim, values, x_type)
         tail = self._tails.follow(claims, claim, roundings.normalized, roundings.product)
         if tail is None:
             return None

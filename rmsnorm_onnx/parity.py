@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import fnmatch
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
 from rmsnorm_onnx.oracle import tolerance
 from rmsnorm_onnx.passes import raise_statistic
 from rmsnorm_onnx.shapes import Dims, Shapes
-from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.site import Match, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.subgraph import Places, Stop, UncutError
 from rmsnorm_onnx.trial import Trial, measure, one_line
@@ -129,7 +128,7 @@ def verify(
             it is measured beside it.
         seed: For the inputs.
         max_rows: Rows of one run; larger fixed batch dimensions are made smaller where the graph allows it.
-        only: Patterns of site names (as in a shell); None for all.
+        only: Patterns of site or module names (as in a shell); None for all.
 
     Returns:
         The report; its `ok` says whether every node that was run is within its bound.
@@ -146,7 +145,7 @@ def verify(
     new = _fused(old) if original is None else _as_ir(model)
     comparison = _Comparison(new, old, seed, max_rows)
     matches = [m for m in find_rms_norms(old) if isinstance(m, Match)]
-    chosen = [m for m in matches if only is None or any(fnmatch.fnmatchcase(m.name, p) for p in only)]
+    chosen = [m for m in matches if selected(m.name, m.module, only or (), ())]
     return ParityReport(sites=tuple(comparison.site(match) for match in chosen), seed=seed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
 import json
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from rmsnorm_onnx.forms import FORMS
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
-from rmsnorm_onnx.site import Match
+from rmsnorm_onnx.site import Match, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.view import View, graph_nodes
 from rmsnorm_onnx.writer import Names, Writer
@@ -36,8 +35,8 @@ class Options:
         consumer: Whom the forms are chosen for; see `rmsnorm_onnx.consumers`.
         form: One form for all sites, in place of the consumer's choice.
         allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
-        only: Patterns of site names (as in a shell); when given, other sites are kept as they are.
-        skip: Patterns of site names that are kept as they are.
+        only: Patterns of site or module names (as in a shell); when given, other sites are kept as they are.
+        skip: Patterns of site or module names that are kept as they are.
         gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
 
     Raises:
@@ -65,8 +64,8 @@ class FuseRMSNorm(ir.passes.InPlacePass):
         consumer: Whom the forms are chosen for.
         form: One form for all sites, in place of the consumer's choice.
         allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
-        only: Patterns of site names; when given, other sites are kept.
-        skip: Patterns of site names that are kept.
+        only: Patterns of site or module names; when given, other sites are kept.
+        skip: Patterns of site or module names that are kept.
         gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
 
     Raises:
@@ -118,8 +117,8 @@ def fuse(
         form: One form for all sites, in place of the consumer's choice.
         allow_rounding_change: Rewrite sites even where a rounding to a narrower type moves.
         verify: Measure every site against the float64 reference, before and after; needs onnxruntime.
-        only: Patterns of site names; when given, other sites are kept.
-        skip: Patterns of site names that are kept.
+        only: Patterns of site or module names; when given, other sites are kept.
+        skip: Patterns of site or module names that are kept.
         gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
 
     Returns:
@@ -183,11 +182,12 @@ class _Rewriter:
     def _settle(self, match: Match) -> SiteReport:
         """Rewrites a site, or says why it is kept."""
         found = SiteReport.of(match)
-        if not self._selected(match):
+        if not selected(found.name, found.module, self._options.only, self._options.skip):
             return dataclasses.replace(found, action="kept", why="not selected")
         container = self._view.container(match.node)
         opset = container.opset_imports.get("", self._model.opset_imports.get("", 1))
-        raised = dataclasses.replace(match, spec=raise_statistic(match.spec))
+        spec = raise_statistic(match.spec)
+        raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
         if form is None:
@@ -206,12 +206,6 @@ class _Rewriter:
         return dataclasses.replace(
             found, action="rewritten", form=form, why=why, spec=raised.spec, rounding_changes=changes
         )
-
-    def _selected(self, match: Match) -> bool:
-        name, options = match.name, self._options
-        if options.only and not any(fnmatch.fnmatchcase(name, p) for p in options.only):
-            return False
-        return not any(fnmatch.fnmatchcase(name, p) for p in options.skip)
 
     def _choose(self, match: Match, opset: int) -> Choice:
         options = self._options
@@ -252,14 +246,16 @@ class _Rewriter:
                 value = self._replaced[value]
             return value
 
-        x, gain = now(match.x), now(match.gain)
+        x, gain, bias, residual = now(match.x), now(match.gain), now(match.bias), now(match.residual)
         assert x is not None
         stored = match.node.attributes.get("gain")
         if match.spec.has_gain and gain is None and stored is not None:
             gain = writer.op("Constant", value=stored.as_tensor())
             gain.type = ir.TensorType(stored.as_tensor().dtype)
             gain.shape = ir.Shape(stored.as_tensor().shape.numpy())
-        return dataclasses.replace(match, x=x, gain=gain, bias=now(match.bias), residual=now(match.residual))
+        if x is match.x and gain is match.gain and bias is match.bias and residual is match.residual:
+            return match
+        return dataclasses.replace(match, x=x, gain=gain, bias=bias, residual=residual)
 
     def _replace(self, old: ir.Value, new: ir.Value) -> None:
         """Puts a new value in an old one's place, under its name, with what the file says of it."""
@@ -300,7 +296,8 @@ def _remove_dead(root: ir.Node) -> None:
         if graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
         sources = [v for v in node.inputs if v is not None]
-        graph.remove(node, safe=True)
+        node.resize_inputs(0)
+        graph.remove(node)
         for value in sources:
             producer = value.producer()
             if producer is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-import fnmatch
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import UsageError
-from rmsnorm_onnx.site import Declined, Match
+from rmsnorm_onnx.site import Declined, Match, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ class SiteReport:
 
     Attributes:
         name: The root node's name, or its output's.
+        module: The PyTorch module that it comes from, where the exporter left a trace of it.
         scope: Where it stands: "" for the main graph, else a path of branches and functions.
         action: What was done.
         form: The form it has now; None for a declined site.
@@ -71,6 +71,7 @@ class SiteReport:
     name: str
     action: Action
     why: str
+    module: str | None = None
     scope: str = ""
     form: str | None = None
     spec: RMSNormSpec | None = None
@@ -84,9 +85,17 @@ class SiteReport:
     def of(cls, site: Match | Declined) -> SiteReport:
         """A site as the recogniser gave it."""
         if isinstance(site, Declined):
-            return cls(name=site.name, scope=site.scope, action="declined", why=site.reason, code=site.code.value)
+            return cls(
+                name=site.name,
+                module=site.module,
+                scope=site.scope,
+                action="declined",
+                why=site.reason,
+                code=site.code.value,
+            )
         return cls(
             name=site.name,
+            module=site.module,
             scope=site.scope,
             action="found",
             form=site.form,
@@ -291,7 +300,16 @@ def _site_table(sites: Sequence[SiteReport]) -> Table:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     measured = any(site.parity is not None for site in sites)
-    for column in ("site", "type", "action", "form", *(["ulp"] if measured else []), "norm, or reason"):
+    modules = any(site.module for site in sites)
+    for column in (
+        "site",
+        *(["module"] if modules else []),
+        "type",
+        "action",
+        "form",
+        *(["ulp"] if measured else []),
+        "norm, or reason",
+    ):
         table.add_column(column, overflow="fold")
     for site in sites:
         # Node names are a file's own text: Text keeps a bracket in one from being read as markup.
@@ -299,7 +317,8 @@ def _site_table(sites: Sequence[SiteReport]) -> Table:
         action = Text(site.action, style=_STYLES[site.action])
         said = describe(site.spec, site.x_type) if site.spec else f"{site.code}: {site.why}"
         ulp = [_ulp_cell(site.parity)] if measured else []
-        table.add_row(Text(name), Text(site.x_type or ""), action, Text(site.form or ""), *ulp, Text(said))
+        module = [Text(site.module or "")] if modules else []
+        table.add_row(Text(name), *module, Text(site.x_type or ""), action, Text(site.form or ""), *ulp, Text(said))
     return table
 
 
@@ -324,13 +343,13 @@ def _remarks(report: Report) -> dict[str, collections.Counter[str]]:
 
 
 def explain(report: Report, node: str) -> list[SiteReport]:
-    """The sites of a name, with or without their scope.
+    """The sites of a name, with or without their scope, or of a module.
 
     Raises:
         UsageError: there is none; the nearest names are given.
     """
     named = [(s, f"{s.scope}/{s.name}" if s.scope else s.name) for s in report.sites]
-    chosen = [site for site, name in named if node in (site.name, name)]
+    chosen = [site for site, name in named if node in (site.name, name, site.module)]
     if not chosen:
         near = difflib.get_close_matches(node, [name for _, name in named], n=3, cutoff=0.3)
         hint = f"; near it are {', '.join(near)}" if near else ""
@@ -339,7 +358,6 @@ def explain(report: Report, node: str) -> list[SiteReport]:
 
 
 def select(report: InspectionReport, only: Sequence[str] = (), skip: Sequence[str] = ()) -> InspectionReport:
-    """The sites whose names match some pattern of `only` (all, if there is none) and none of `skip`."""
-    sites = (s for s in report.sites if not only or any(fnmatch.fnmatchcase(s.name, p) for p in only))
-    kept = tuple(s for s in sites if not any(fnmatch.fnmatchcase(s.name, p) for p in skip))
-    return dataclasses.replace(report, sites=kept)
+    """The sites whose names or modules match some pattern of `only` (all, if there is none) and none of `skip`."""
+    chosen = tuple(s for s in report.sites if selected(s.name, s.module, only, skip))
+    return dataclasses.replace(report, sites=chosen)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
+import fnmatch
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from rmsnorm_onnx.spec import RMSNormSpec
+
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+"""Where torch.onnx keeps the modules that a node was traced in, in a node's metadata_props."""
 
 
 class DeclineCode(enum.Enum):
@@ -70,6 +76,11 @@ class Match:
         """The root node's name, or its output's where the node has none."""
         return node_name(self.node)
 
+    @property
+    def module(self) -> str | None:
+        """The PyTorch module that it comes from, where the exporter left a trace of it."""
+        return module_name(self.node)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Declined:
@@ -92,9 +103,36 @@ class Declined:
         """The node's name, or its first output's where the node has none."""
         return node_name(self.node)
 
+    @property
+    def module(self) -> str | None:
+        """The PyTorch module that it comes from, where the exporter left a trace of it."""
+        return module_name(self.node)
+
 
 def node_name(node: ir.Node) -> str:
     """How reports name a node: by its name, else by its first named output, else by its operator."""
     if node.name:
         return node.name
     return next((o.name for o in node.outputs if o.name), node.op_type)
+
+
+def module_name(node: ir.Node) -> str | None:
+    """The qualified name of the innermost module that torch.onnx traced a node in; None for a node without a trace."""
+    scopes = node.metadata_props.get(SCOPES_KEY)
+    if not scopes:
+        return None
+    try:
+        names = ast.literal_eval(scopes)
+    except (ValueError, SyntaxError):
+        return None
+    named = isinstance(names, list) and len(names) > 1 and isinstance(names[-2], str)
+    return names[-2] if named else None  # the last is the operation itself
+
+
+def selected(name: str, module: str | None, only: Sequence[str], skip: Sequence[str]) -> bool:
+    """Whether a site's name or module matches some pattern of `only` (all, if there is none) and none of `skip`."""
+
+    def matches(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(n, p) for p in patterns for n in (name, module) if n is not None)
+
+    return (not only or matches(only)) and not matches(skip)

@@ -20,7 +20,7 @@ def graph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """The nodes of a graph and of its branches, in order: each node before what is in it."""
     for node in graph:
         yield node
-        for attr in node.attributes.values() if node.attributes else ():
+        for attr in node.attributes.data.values():  # the dict in the UserDict: most nodes have nothing to look at
             if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
                 yield from graph_nodes(attr.as_graph())
             elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():

@@ -27,7 +27,7 @@ class Names:
 
     def __init__(self, model: ir.Model) -> None:
         """Collects the names."""
-        self._taken: set[str] = set()
+        self._taken: set[str | None] = set()
         for graph in (model.graph, *(f.graph for f in model.functions.values())):
             self._collect(graph)
 
@@ -41,16 +41,18 @@ class Names:
         return name
 
     def _collect(self, graph: ir.Graph) -> None:
-        self._taken.update(v.name for v in graph.inputs if v.name)
+        taken = self._taken
+        taken.update(v.name for v in graph.inputs)
         self._taken.update(graph.initializers)
         for node in graph_nodes(graph):
-            self._taken.update([value.name for value in node.outputs if value.name])
-            if node.name:
-                self._taken.add(node.name)
-            for attribute in node.attributes.values():
+            taken.add(node.name)
+            for value in node.outputs:
+                taken.add(value.name)
+            for attribute in node.attributes.data.values():
                 if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
                     inner = attribute.as_graph()
-                    self._taken |= {v.name for v in inner.inputs if v.name} | set(inner.initializers)
+                    taken.update(v.name for v in inner.inputs)
+                    taken.update(inner.initializers)
 
 
 class Writer:

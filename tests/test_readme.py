@@ -58,9 +58,13 @@ def norm(
 
 
 EXAMPLES: Mapping[DeclineCode, str] = {
-    DeclineCode.LAYER_NORM: norm(before="mean = ReduceMean (x, last)\n centred = Sub (x, mean)", x="centred", divide="normalized = Div (centred, root)"),
+    DeclineCode.LAYER_NORM: norm(
+        before="mean = ReduceMean (x, last)\n centred = Sub (x, mean)",
+        x="centred",
+        divide="normalized = Div (centred, root)",
+    ),
     DeclineCode.OTHER_NORM: """<ir_version: 8, opset_import: ["" : 18]>
-        m (float[N,4,8] x) => (float[N,4,8] result) <float[4] w = {1.0, 1.0, 1.0, 1.0}, float[4] b = {0.0, 0.0, 0.0, 0.0}> {
+        m (float[N,2,8] x) => (float[N,2,8] result) <float[2] w = {1.0, 1.0}, float[2] b = {0.0, 0.0}> {
         result = InstanceNormalization (x, w, b) }""",
     DeclineCode.EXPONENT: norm(before="three = Constant <value = float {3.0}> ()", two="three"),
     DeclineCode.COEFFICIENT: norm(reduce="ReduceSum"),
@@ -68,11 +72,13 @@ EXAMPLES: Mapping[DeclineCode, str] = {
     DeclineCode.NUMERATOR: norm(more=", float[N,4] z", divide="normalized = Div (z, root)"),
     DeclineCode.AXES: norm(more=", int64[1] axes").replace("(squared, last)", "(squared, axes)"),
     DeclineCode.SHAPE: norm(reduce="ReduceMean <keepdims = 0>", out="4,4").replace("[N,4]", "[4,4]"),
-    DeclineCode.SHAPE_UNKNOWN: """<ir_version: 8, opset_import: ["" : 18, "custom" : 1]>
-        m (float[N,4] a) => (float[N,4] result) <float two = {2.0}, int64[1] last = {-1}, float eps = {1e-6}> {
-        x = custom.Unknown (a) squared = Pow (x, two) mean_square = ReduceMean (squared, last) shifted = Add (mean_square, eps) root = Sqrt (shifted)
-        result = Div (x, root) }""",
-    DeclineCode.TYPE: norm().replace("root = Sqrt (shifted)", "whole = Cast <to = 7> (shifted)\n widened = Cast <to = 1> (whole)\n root = Sqrt (widened)"),
+    DeclineCode.SHAPE_UNKNOWN: norm(more=", float[N,4] a", before="unknown = custom.Operator (a)", x="unknown")
+    .replace("Div (x", "Div (unknown")
+    .replace('["" : 18]', '["" : 18, "custom" : 1]'),
+    DeclineCode.TYPE: norm().replace(
+        "root = Sqrt (shifted)",
+        "whole = Cast <to = 7> (shifted)\n widened = Cast <to = 1> (whole)\n root = Sqrt (widened)",
+    ),
     DeclineCode.UNUSED: """<ir_version: 8, opset_import: ["" : 18]>
         m (float[N,4] x) => (float[N,1] mean_square) <float two = {2.0}, int64[1] last = {-1}> {
         squared = Pow (x, two) mean_square = ReduceMean (squared, last) }""",
@@ -80,11 +86,11 @@ EXAMPLES: Mapping[DeclineCode, str] = {
         m (float[N,4] x) => (float[N,4] result) { result = rmsnorm_onnx.RMSNorm <epsilon = 1e-5, axis = -1> (x) }
         <opset_import: ["" : 18], domain: "rmsnorm_onnx"> RMSNorm <epsilon, axis> (x) => (result) {
         two = Constant <value = float {2.0}> () last = Constant <value_ints = [-1]> ()
-        eps = Constant <value = float {1e-3}> () squared = Pow (x, two) mean_square = ReduceMean (squared, last) shifted = Add (mean_square, eps)
-        root = Sqrt (shifted) result = Div (x, root) }""",
+        eps = Constant <value = float {1e-3}> () squared = Pow (x, two) mean_square = ReduceMean (squared, last)
+        shifted = Add (mean_square, eps) root = Sqrt (shifted) result = Div (x, root) }""",
     DeclineCode.INVALID: """<ir_version: 11, opset_import: ["" : 23]>
         m (float[N,4] x, float[2,N,4] w) => (float[2,N,4] result) { result = RMSNormalization (x, w) }""",
-}  # fmt: skip
+}
 """A small model for each code, with one look-alike."""
 
 

@@ -11,11 +11,24 @@ from rich.console import Console
 
 from rmsnorm_onnx import report
 from rmsnorm_onnx.report import FusionReport, InspectionReport, SiteReport
-from rmsnorm_onnx.site import DeclineCode, Declined, Match
+from rmsnorm_onnx.site import SCOPES_KEY, DeclineCode, Declined, Match
 from rmsnorm_onnx.spec import preset
 
 SITE_KEYS = {
-    *("name", "scope", "action", "form", "why", "spec", "x_type", "code", "notes", "rounding_changes", "parity"),
+    *(
+        "name",
+        "module",
+        "scope",
+        "action",
+        "form",
+        "why",
+        "spec",
+        "x_type",
+        "code",
+        "notes",
+        "rounding_changes",
+        "parity",
+    ),
 }
 
 
@@ -71,6 +84,27 @@ def test_json_keys_are_stable() -> None:
     assert set(data) == {"version", "kind", "consumer", "found", "rewritten", "declined", "missing_kernels", "sites"}
     assert all(set(site) == SITE_KEYS for site in data["sites"])
     assert data["sites"][0]["spec"]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scopes", "module"),
+    [
+        ("['', 'model', 'model.norm', 'mul']", "model.norm"),
+        ("['mul']", None),
+        ("[1, 2]", None),
+        ("not python", None),
+        ("", None),
+    ],
+)
+def test_a_site_names_its_module(scopes: str, module: str | None) -> None:
+    """The module that torch.onnx traced a node in is reported, and patterns choose by it; other text is no trace."""
+    node = ir.node("Mul", [ir.Value(name="a"), ir.Value(name="b")])
+    node.name, node.metadata_props[SCOPES_KEY] = "node_mul", scopes
+    declined = Declined(DeclineCode.UNUSED, "nothing follows", node)
+    found = report.InspectionReport.of([declined])
+    assert found.sites[0].module == module
+    assert len(report.select(found, only=["model.*"]).sites) == (module is not None)
+    assert len(report.select(found, skip=["*.norm"]).sites) == (module is None)
 
 
 def test_json_is_json() -> None:
