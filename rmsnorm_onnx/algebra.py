@@ -253,7 +253,12 @@ class Algebra:
             return None
         if exponent.value % 0.25 or abs(exponent.value) > 4:
             return None  # quarters are exact in floats, however they are combined here
-        return self._power_by(node, ref, exponent.value)
+        result = self._power_by(node, ref, exponent.value)
+        if result is not None and not result.squeezed:
+            given = self._view.input(node, ref.calls, 1)
+            assert given is not None
+            result = dataclasses.replace(result, spread=(*result.spread, given))
+        return result
 
     def _neg(self, node: ir.Node, ref: Ref) -> Product | None:
         base = self._input(node, ref, 0)

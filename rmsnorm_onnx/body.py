@@ -44,6 +44,7 @@ class Body:
         bias_type: The bias's own type; None without one.
         opset: The version of the default domain that the body is written for.
         gain_attribute: The gain is the tensor attribute `gain`, not an input.
+        scalar_gain: The gain has rank 0.
     """
 
     spec: RMSNormSpec
@@ -52,6 +53,7 @@ class Body:
     bias_type: str | None
     opset: int
     gain_attribute: bool = False
+    scalar_gain: bool = False
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Body:
         bias_type: str | None = None,
         opset: int,
         gain_attribute: bool = False,
+        scalar_gain: bool = False,
     ) -> Body:
         """The body of a spec for given types.
 
@@ -73,6 +76,7 @@ class Body:
             bias_type: The bias's own type, by default x's when the spec has a bias.
             opset: The version of the default domain.
             gain_attribute: Whether the gain is an attribute.
+            scalar_gain: Whether the gain has rank 0.
 
         >>> a = Body.of(RMSNormSpec(epsilon=1e-5), x_type="float32", gain_type="float32", opset=18)
         >>> a == Body.of(RMSNormSpec(epsilon=1e-6), x_type="float32", gain_type="float32", opset=18)
@@ -86,6 +90,7 @@ class Body:
             bias_type=(bias_type or x_type) if spec.has_bias else None,
             opset=opset,
             gain_attribute=gain_attribute and spec.has_gain,
+            scalar_gain=scalar_gain and spec.has_gain,
         )
         return body if body.bakes_epsilon else dataclasses.replace(body, spec=spec.replace(epsilon=0.0))
 
@@ -193,11 +198,12 @@ def normalize(op: Any, body: Body, x: ir.Value, epsilon: ir.Value) -> ir.Value:
     rms = _rms(op, body, s, epsilon)
     quotient = dtypes.wider(dtypes.wider(body.x_type, spec.factor_type), spec.normalized_type)
     quotient = dtypes.wider(quotient, "float32")
-    if spec.factor_type == quotient == stat and spec.has_gain:
+    if spec.factor_type == quotient == stat and spec.has_gain and not body.scalar_gain:
         value = op.Div(s, rms)
     else:
-        # 1 / rms has a rounding of its own, or x is wider than the statistic; or there is no gain, and onnxruntime
-        # would take whatever the result is multiplied by next for one, even where it widens x.
+        # 1 / rms has a rounding of its own, or x is wider than the statistic. Or onnxruntime must not fuse it: without
+        # a gain it would take whatever the result is multiplied by next for one, even where it widens x, and with a
+        # gain of rank 0 and an x of rank 1 it writes a graph that does not load.
         factor = cast(op, op.Reciprocal(rms), stat, spec.factor_type)
         wide = s if stat == quotient else cast(op, x, body.x_type, quotient)
         value = op.Mul(wide, cast(op, factor, spec.factor_type, quotient))

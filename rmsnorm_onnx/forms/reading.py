@@ -122,6 +122,7 @@ def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
         bias_type=match.bias_type,
         opset=opset,
         gain_attribute=gain_attribute,
+        scalar_gain=match.gain is not None and match.gain.shape is not None and match.gain.shape.rank() == 0,
     )
 
 
