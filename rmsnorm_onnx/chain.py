@@ -6,8 +6,9 @@ import dataclasses
 import functools
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import Algebra, Atom, Product, X
+from rmsnorm_onnx.algebra import Algebra
 from rmsnorm_onnx.claims import Claim
+from rmsnorm_onnx.product import Atom, Product, X
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.squares import Candidate
 from rmsnorm_onnx.view import Ref, View

@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import Atom, MeanSquare, Product, Shifted, X
-from rmsnorm_onnx.shapes import Dims, Shapes, same_dim, same_shape
+from rmsnorm_onnx.inference import Dims
+from rmsnorm_onnx.product import Atom, MeanSquare, Product, Shifted, X
+from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal

@@ -8,11 +8,12 @@ from typing import Any
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import Algebra, X
+from rmsnorm_onnx.algebra import Algebra
 from rmsnorm_onnx.chain import chain, read_roundings
 from rmsnorm_onnx.claims import Claim, Claims
 from rmsnorm_onnx.native import Native
 from rmsnorm_onnx.placement import Found, Placer
+from rmsnorm_onnx.product import X
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec

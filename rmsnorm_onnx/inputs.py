@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.shapes import Dims
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.spec import RMSNormSpec
 
 ROWS = ("random", "zero", "huge", "tiny", "near epsilon", "constant", "one large element", "random")

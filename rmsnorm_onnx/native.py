@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx.forms import FORMS, Reading
-from rmsnorm_onnx.shapes import Dims, Shapes
+from rmsnorm_onnx.inference import Dims
+from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, node_name
 from rmsnorm_onnx.view import Ref, View
 

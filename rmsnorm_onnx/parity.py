@@ -20,10 +20,11 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes, modelio
 from rmsnorm_onnx.errors import MissingDependencyError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
 from rmsnorm_onnx.oracle import tolerance
 from rmsnorm_onnx.passes import raise_statistic
-from rmsnorm_onnx.shapes import Dims, Shapes
+from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import Match, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.subgraph import Places, Stop, UncutError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import onnx_ir as ir
 
@@ -133,12 +134,12 @@ class Placer:
         last = {calls[-1].op_identifier() for calls in entry.contexts if calls}
         if not last:
             return True
-        return entry.contexts >= {c for c in self._all_contexts() if c and c[-1].op_identifier() in last}
+        return entry.contexts >= {c for c in self._all_contexts if c and c[-1].op_identifier() in last}
 
+    @functools.cached_property
     def _all_contexts(self) -> set[tuple[ir.Node, ...]]:
-        if not hasattr(self, "_contexts"):
-            self._contexts = {calls for _, calls in self._view.nodes()}
-        return self._contexts
+        """Every chain of calls of the model."""
+        return {calls for _, calls in self._view.nodes()}
 
     def _form(self, node: ir.Node) -> str:
         if node.domain == OWN_DOMAIN:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.constants import UNKNOWN_DIM, Constants
+from rmsnorm_onnx.inference import Dim, Dims, Info, declared, infer
 from rmsnorm_onnx.view import Ref, View
 
-Dim = int | str | None
-Dims = tuple[Dim, ...]
-
-_INFERENCE_INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
 _MAX_DEPTH = 200
 
 _SAME_SHAPE = frozenset(
@@ -76,8 +72,8 @@ class Shapes:
         self._memo: dict[Ref, Dims | None] = {}
         self._types: dict[Ref, ir.DataType | None] = {}
         self._depth = 0
-        self._inferred: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] | None = None
-        self._bodies: dict[tuple[ir.Node, ...], dict[ir.Value, tuple[ir.DataType | None, Dims | None]]] = {}
+        self._inferred: dict[ir.Value, Info] | None = None
+        self._bodies: dict[tuple[ir.Node, ...], dict[ir.Value, Info]] = {}
 
     def dtype(self, ref: Ref) -> ir.DataType | None:
         """The element type of a resolved Ref, or None when it is unknown."""
@@ -94,8 +90,8 @@ class Shapes:
         if ref in self._memo:
             return self._memo[ref]
         if self._depth > _MAX_DEPTH:
-            return _declared(ref.value)
-        self._memo[ref] = _declared(ref.value)  # a cycle ends here
+            return declared(ref.value)
+        self._memo[ref] = declared(ref.value)  # a cycle ends here
         self._depth += 1
         try:
             self._memo[ref] = self._shape(ref)
@@ -104,22 +100,16 @@ class Shapes:
         return self._memo[ref]
 
     def _dtype(self, ref: Ref) -> ir.DataType | None:
-        value = ref.value
+        value, node = ref.value, ref.value.producer()
         if value.const_value is not None:
             return value.const_value.dtype
-        node = value.producer()
         if node is not None and node.op_type == "Cast" and node.domain == "":
             attr = self._view.attribute(node, ref.calls, "to")
             return None if attr is None else ir.DataType(attr.as_int())
         if value.dtype is not None and not ref.calls:
-            return value.dtype
-        if node is not None and node.domain == "" and not ref.calls and value.dtype is None:
-            found = self._from_inputs(node, ref)
-            return found if found is not None else self._infer(ref)[0]
-        if node is not None and ref.calls:
-            found = self._from_inputs(node, ref)
-            return found if found is not None else (value.dtype or self._infer(ref)[0])
-        return value.dtype or self._infer(ref)[0]
+            return value.dtype  # in a function body, a declared type says nothing of this call
+        found = None if node is None or node.domain != "" else self._from_inputs(node, ref)
+        return found if found is not None else value.dtype or self._infer(ref)[0]
 
     def _from_inputs(self, node: ir.Node, ref: Ref) -> ir.DataType | None:
         """Types that follow from an operator: elementwise operators and reductions keep their first input's."""
@@ -138,18 +128,18 @@ class Shapes:
         return None if source is None else self.dtype(source)
 
     def _shape(self, ref: Ref) -> Dims | None:
-        declared = _declared(ref.value)
-        if declared is not None and not ref.calls and None not in declared:
-            return declared
+        said = declared(ref.value)
+        if said is not None and not ref.calls and None not in said:
+            return said
         node = ref.value.producer()
         if ref.value.const_value is not None and node is None:
             return tuple(ref.value.const_value.shape)  # type: ignore[arg-type]
         ruled = None if node is None or node.domain not in ("", "ai.onnx") else self._rule(node, ref)
-        if ruled is None and (declared is None or ref.calls):
+        if ruled is None and (said is None or ref.calls):
             ruled = self._infer(ref)[1]
-        if ruled is None or declared is None or len(ruled) != len(declared):
-            return ruled if ruled is not None else declared
-        return tuple(d if r is None else r for r, d in zip(ruled, declared, strict=True))
+        if ruled is None or said is None or len(ruled) != len(said):
+            return ruled if ruled is not None else said
+        return tuple(d if r is None else r for r, d in zip(ruled, said, strict=True))
 
     def _rule(self, node: ir.Node, ref: Ref) -> Dims | None:
         kind, view = node.op_type, self._view
@@ -273,23 +263,21 @@ class Shapes:
             return tuple(attr.as_ints())
         return self.constants.integers(self._view.input(node, calls, 1))
 
-    def _infer(self, ref: Ref) -> tuple[ir.DataType | None, Dims | None]:
+    def _infer(self, ref: Ref) -> Info:
         if not ref.calls:
             if self._inferred is None:
                 self._inferred = {}
-                self._inferred = _infer(self._view.model, self._view.model.graph)
+                self._inferred = infer(self._view.model, self._view.model.graph)
             return self._inferred.get(ref.value, (None, None))
         if ref.calls not in self._bodies:
             self._bodies[ref.calls] = {}
             function = self._view.function_of(ref.calls[-1])
             if function is not None:
-                self._bodies[ref.calls] = _infer(self._view.model, function.graph, self._arguments(function, ref.calls))
+                self._bodies[ref.calls] = infer(self._view.model, function.graph, self._arguments(function, ref.calls))
         return self._bodies[ref.calls].get(ref.value, (None, None))
 
-    def _arguments(
-        self, function: ir.Function, calls: tuple[ir.Node, ...]
-    ) -> dict[ir.Value, tuple[ir.DataType | None, Dims | None]]:
-        arguments: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] = {}
+    def _arguments(self, function: ir.Function, calls: tuple[ir.Node, ...]) -> dict[ir.Value, Info]:
+        arguments: dict[ir.Value, Info] = {}
         for index, value in enumerate(function.inputs):
             source = self._view.input(calls[-1], calls[:-1], index)
             if source is not None:
@@ -309,12 +297,6 @@ def reduction_axes(shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], ra
         return None if noop is not None and noop.as_int() else tuple(range(rank))
     wrapped = {a + rank if a < 0 else a for a in axes}
     return tuple(sorted(wrapped)) if all(0 <= a < rank for a in wrapped) else None
-
-
-def _declared(value: ir.Value) -> Dims | None:
-    if value.shape is None:
-        return None
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
 
 def _unsqueezed(shape: Dims, axes: tuple[int, ...]) -> Dims | None:
@@ -362,74 +344,3 @@ def _remainder(first: Dims | None, others: list[Dim]) -> Dim:
     if symbols:
         return symbols[0] if have == want else None
     return have // want if want and have % want == 0 else None
-
-
-def _infer(
-    model: ir.Model,
-    graph: ir.Graph,
-    arguments: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] | None = None,
-) -> dict[ir.Value, tuple[ir.DataType | None, Dims | None]]:
-    """onnx's shape inference over a graph or a function body, without its weights; empty where onnx refuses."""
-    proto = onnx.ModelProto(ir_version=max(model.ir_version or 8, 8))
-    for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
-        proto.opset_import.add(domain=domain, version=version)
-    for value in graph.inputs:
-        if value not in graph.initializers.values():
-            dtype, shape = (arguments or {}).get(value, (value.dtype, _declared(value)))
-            _add_info(proto.graph, value.name or "", dtype, shape)
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None:
-            continue
-        if tensor.nbytes <= _INFERENCE_INPUT_LIMIT and not isinstance(tensor, ir.ExternalTensor):
-            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
-        else:
-            _add_info(proto.graph, value.name or "", tensor.dtype, tuple(tensor.shape))  # type: ignore[arg-type]
-    for node in graph:
-        ir.serde.serialize_node_into(proto.graph.node.add(), node)
-    for function in model.functions.values():
-        if function.graph is not graph:
-            ir.serde.serialize_function_into(proto.functions.add(), function)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # whatever onnx finds wrong here, the sites are declined with an unknown shape
-        return {}
-    found: dict[ir.Value, tuple[ir.DataType | None, Dims | None]] = {}
-    _collect(inferred.graph, graph, found)
-    return found
-
-
-def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shape: Dims | None) -> None:
-    if dtype is None:
-        return
-    info = graph.input.add(name=name)
-    info.type.tensor_type.elem_type = int(dtype)
-    for dim in shape if shape is not None else ():
-        entry = info.type.tensor_type.shape.dim.add()
-        if isinstance(dim, int):
-            entry.dim_value = dim
-        elif dim is not None:
-            entry.dim_param = dim
-    if shape is not None and not shape:
-        info.type.tensor_type.shape.SetInParent()
-
-
-def _collect(
-    proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, tuple[ir.DataType | None, Dims | None]]
-) -> None:
-    infos = {i.name: i.type.tensor_type for i in (*proto.value_info, *proto.output) if i.type.HasField("tensor_type")}
-    for node, node_proto in zip(graph, proto.node, strict=False):
-        for value in node.outputs:
-            info = infos.get(value.name or "")
-            if info is not None:
-                found[value] = (ir.DataType(info.elem_type), _dims(info))
-        for attr in node_proto.attribute:
-            own = node.attributes.get(attr.name)
-            if attr.type == onnx.AttributeProto.GRAPH and own is not None and not own.is_ref():
-                _collect(attr.g, own.as_graph(), found)
-
-
-def _dims(info: onnx.TypeProto.Tensor) -> Dims | None:
-    if not info.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim)

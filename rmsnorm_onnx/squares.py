@@ -8,8 +8,10 @@ import math
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import MeanSquare, Product, Reduction, Shifted, X, takes_all
-from rmsnorm_onnx.shapes import Dims, Shapes, reduction_axes, same_shape
+from rmsnorm_onnx.algebra import takes_all
+from rmsnorm_onnx.inference import Dims
+from rmsnorm_onnx.product import MeanSquare, Product, Reduction, Shifted, X
+from rmsnorm_onnx.shapes import Shapes, reduction_axes, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.view import Ref, View
 

@@ -1,0 +1,96 @@
+"""onnx's shape inference over a graph or a function body, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+Dim = int | str | None
+Dims = tuple[Dim, ...]
+Info = tuple[ir.DataType | None, Dims | None]
+"""What is known of a value: its element type and its dimensions."""
+
+_INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
+
+
+def declared(value: ir.Value) -> Dims | None:
+    """The shape that the file declares for a value; None when it declares no rank."""
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] | None = None) -> dict[ir.Value, Info]:
+    """Types and shapes of what the nodes of a graph and of its branches compute.
+
+    Args:
+        model: The model that the graph belongs to.
+        graph: Its main graph, or a function's body.
+        arguments: What is known of a function's inputs at one call.
+
+    Returns:
+        What onnx infers, by value; empty where it refuses the graph.
+    """
+    proto = onnx.ModelProto(ir_version=max(model.ir_version or 8, 8))
+    for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for value in graph.inputs:
+        if value not in graph.initializers.values():
+            dtype, shape = (arguments or {}).get(value, (value.dtype, declared(value)))
+            _add_info(proto.graph, value.name or "", dtype, shape)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        if tensor.nbytes <= _INPUT_LIMIT and not isinstance(tensor, ir.ExternalTensor):
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+        else:
+            _add_info(proto.graph, value.name or "", tensor.dtype, tuple(tensor.shape))  # type: ignore[arg-type]
+    for node in graph:
+        ir.serde.serialize_node_into(proto.graph.node.add(), node)
+    for function in model.functions.values():
+        if function.graph is not graph:
+            ir.serde.serialize_function_into(proto.functions.add(), function)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # whatever onnx finds wrong here, the sites are declined with an unknown shape
+        return {}
+    found: dict[ir.Value, Info] = {}
+    _collect(inferred.graph, graph, found)
+    return found
+
+
+def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shape: Dims | None) -> None:
+    if dtype is None:
+        return
+    info = graph.input.add(name=name)
+    info.type.tensor_type.elem_type = int(dtype)
+    for dim in shape if shape is not None else ():
+        entry = info.type.tensor_type.shape.dim.add()
+        if isinstance(dim, int):
+            entry.dim_value = dim
+        elif dim is not None:
+            entry.dim_param = dim
+    if shape is not None and not shape:
+        info.type.tensor_type.shape.SetInParent()
+
+
+def _collect(proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, Info]) -> None:
+    infos = {i.name: i.type.tensor_type for i in (*proto.value_info, *proto.output) if i.type.HasField("tensor_type")}
+    for node, node_proto in zip(graph, proto.node, strict=False):
+        for value in node.outputs:
+            info = infos.get(value.name or "")
+            if info is not None:
+                found[value] = (ir.DataType(info.elem_type), _dims(info))
+        for attr in node_proto.attribute:
+            own = node.attributes.get(attr.name)
+            if attr.type == onnx.AttributeProto.GRAPH and own is not None and not own.is_ref():
+                _collect(attr.g, own.as_graph(), found)
+
+
+def _dims(info: onnx.TypeProto.Tensor) -> Dims | None:
+    if not info.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim)
