@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import Constant, MeanSquare, Opaque, Product, Reduction, Shifted, X
-from rmsnorm_onnx.shapes import Shapes, same_shape
+from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
 from rmsnorm_onnx.view import Ref, View
 
 _DEPTH = 48  # operators between x and a value of its norm; more is no norm
@@ -87,7 +88,7 @@ class Algebra:
         a, b = self._input(node, ref, 0), self._input(node, ref, 1)
         if a is None or b is None:
             return None
-        if not proves_alignment(a, b, self._reduction):
+        if not proves_alignment(a, b, self._reduction) or not proves_no_cancelling(a, b, sign):
             return None
         product = a.times(b, sign)
         if product.squeezed and a.squeezed != b.squeezed and not (a.is_constant or b.is_constant):
@@ -104,12 +105,8 @@ class Algebra:
             return None
         if exponent.value % 0.25 or abs(exponent.value) > 4:
             return None  # quarters are exact in floats, however they are combined here
-        result = self._power_by(node, ref, exponent.value)
-        if result is not None and not result.squeezed:
-            given = self._view.input(node, ref.calls, 1)
-            assert given is not None
-            result = dataclasses.replace(result, spread=(*result.spread, given))
-        return result
+        result, given = self._power_by(node, ref, exponent.value), self._view.input(node, ref.calls, 1)
+        return None if result is None or given is None else self._spread_by(result, given)
 
     def _neg(self, node: ir.Node, ref: Ref) -> Product | None:
         base = self._input(node, ref, 0)
@@ -148,8 +145,16 @@ class Algebra:
         if number is None or not math.isfinite(number.value):
             return None
         atom = Shifted(product.value, product.powers[MeanSquare()], sign * number.value, clamp)
-        spread = product.spread if product.squeezed else (*product.spread, constant)
-        return Product(powers={atom: 1.0}, squeezed=product.squeezed, spread=spread)
+        result = Product(powers={atom: 1.0}, squeezed=product.squeezed, spread=product.spread)
+        return self._spread_by(result, constant)
+
+    def _spread_by(self, product: Product, constant: Ref) -> Product | None:
+        """A product that a constant was broadcast with; None where that gives a squeezed one another shape."""
+        if product.squeezed and not self._reduction.over_first_axes:
+            x_shape = self._shapes.shape(self.x) or ()
+            rest = tuple(d for i, d in enumerate(x_shape) if i - len(x_shape) not in self._reduction.axes)
+            return product if proves_fit(self._shapes.shape(constant), rest) else None
+        return dataclasses.replace(product, spread=(*product.spread, constant))
 
     def _max(self, node: ir.Node, ref: Ref) -> Product | None:
         if len(node.inputs) != 2:
@@ -207,7 +212,8 @@ class Algebra:
         if node is None or node.op_type != "Shape" or node.domain != "" or node.attributes:
             return False
         source = self._view.input(node, target.calls, 0)
-        return source is not None and self.product(source).powers.keys() == {X()}
+        product = None if source is None else self.product(source)
+        return product is not None and product.powers == {X(): 1.0} and not product.spread
 
     def _slice(self, node: ir.Node, ref: Ref) -> Product | None:
         """A Slice that takes everything."""
@@ -225,6 +231,20 @@ def proves_alignment(a: Product, b: Product, reduction: Reduction) -> bool:
     Unless it was taken over the first axes: what is left then stands where it would with them.
     """
     return a.squeezed == b.squeezed or a.is_constant or b.is_constant or reduction.over_first_axes
+
+
+def proves_no_cancelling(a: Product, b: Product, sign: int) -> bool:
+    """PROOF CLAUSE (exponent): x, a gain and an activation may be 0, so that none of them cancels against itself."""
+    if X() in b.powers and (sign < 0 or X() in a.powers):
+        return False
+    return not any(isinstance(atom, Opaque) and atom in a.powers for atom in b.powers)
+
+
+def proves_fit(shape: Dims | None, x_shape: Dims) -> bool:
+    """PROOF CLAUSE (shape): broadcasting against this shape does not widen x."""
+    if shape is None or len(shape) > len(x_shape):
+        return False
+    return all(s == 1 or same_dim(s, d) for s, d in zip(reversed(shape), reversed(x_shape), strict=False))
 
 
 def proves_type(shapes: Shapes, source: Ref, result: Ref) -> bool:

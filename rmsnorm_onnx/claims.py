@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.algebra import proves_fit
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import Atom, MeanSquare, Product, Shifted, X
 from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
@@ -313,13 +314,6 @@ def proves_extent(shape: Dims | None, x_shape: Dims, axes: tuple[int, ...], node
             node,
         )
     return None
-
-
-def proves_fit(shape: Dims | None, x_shape: Dims) -> bool:
-    """PROOF CLAUSE (shape): broadcasting against this shape does not widen x."""
-    if shape is None or len(shape) > len(x_shape):
-        return False
-    return all(s == 1 or same_dim(s, d) for s, d in zip(reversed(shape), reversed(x_shape), strict=False))
 
 
 def _text(shape: Dims | None) -> str:

@@ -115,11 +115,12 @@ class Finder:
                 refusals.append(claim)
             elif self._is_own(claim, algebra):
                 accepted[root] = claim
-        found = [
-            self._found(algebra, claims, candidate, claim, values, x_type)
-            for claim, values in self._last(algebra, candidate, accepted)
-        ]
-        return [f for f in found if f is not None]
+        found = []
+        for claim, values in self._last(algebra, candidate, accepted):
+            item = self._found(algebra, claims, candidate, claim, values, x_type)
+            if item is not None:
+                found.append(item)
+        return found
 
     def _walk(self, algebra: Algebra, candidate: Candidate, refusals: list[Refusal]) -> Iterator[Ref]:
         """Values that x and the mean square reach together through the algebra, in order."""
@@ -187,6 +188,9 @@ class Finder:
                     DeclineCode.EPSILON, f"the epsilon {ref.value.name} of {name} is a graph input with a default, "
                     "which a caller may override", node,
                 )  # fmt: skip
+            if self._shapes.constants.uniform(ref) is not None:
+                reason = f"the epsilon of {name} has a shape that would widen the statistic"
+                return Refusal(DeclineCode.SHAPE, reason, node)
             if self._shapes.constants.tensor(ref) is not None:
                 return Refusal(DeclineCode.EPSILON, f"the epsilon of {name} is a vector of different values", node)
         return Refusal(DeclineCode.EPSILON, f"what {name} adds to the statistic is known only at run time", node)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from rmsnorm_onnx import dtypes, functions
 from rmsnorm_onnx.consumers import Choice, choose, parse_consumer
@@ -20,11 +21,15 @@ from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
 from rmsnorm_onnx.site import Match, selected
 from rmsnorm_onnx.spec import RMSNormSpec
-from rmsnorm_onnx.view import View, graph_nodes
+from rmsnorm_onnx.view import View, default_opset, graph_nodes
 from rmsnorm_onnx.writer import Names, Writer
 
 if TYPE_CHECKING:
     from rmsnorm_onnx.parity import SiteParity
+
+
+_OVERRIDABLE_IR = 4  # the first IR version in which an initializer need not be a graph input
+_ROUNDS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,16 @@ def rewrite(model: ir.Model, options: Options) -> list[SiteReport]:
     Returns:
         What became of each site, in the order of the graph.
     """
-    return _Rewriter(model, options).run()
+    foreign = any(domain != functions.DOMAIN for domain, _, _ in model.functions)
+    reports = _Rewriter(model, options).run()
+    for _ in range(_ROUNDS if foreign else 0):
+        # Callers that disagreed on a function may be rewritten by now, so that those that are left agree.
+        later = [s for s in _Rewriter(model, options).run() if s.action == "rewritten"]
+        if not later:
+            break
+        seen = {(s.scope, s.name) for s in later}
+        reports = [s for s in reports if (s.scope, s.name) not in seen] + later
+    return reports
 
 
 class _Rewriter:
@@ -171,12 +185,16 @@ class _Rewriter:
 
     def run(self) -> list[SiteReport]:
         had_functions = any(domain == functions.DOMAIN for domain, _, _ in self._model.functions)
+        oldest = self._model.ir_version
         sites = find_rms_norms(self._model)
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
             self._functions.finish()
             if had_functions:
                 _drop_own_uncalled(self._model)
+            if oldest < _OVERRIDABLE_IR <= self._model.ir_version:
+                # Until then initializers had to be inputs too; from then on that says that a caller may override them.
+                common.RemoveInitializersFromInputsPass()(self._model)
         return reports
 
     def _settle(self, match: Match) -> SiteReport:
@@ -185,7 +203,7 @@ class _Rewriter:
         if not selected(found.name, found.module, self._options.only, self._options.skip):
             return dataclasses.replace(found, action="kept", why="not selected")
         container = self._view.container(match.node)
-        opset = container.opset_imports.get("", self._model.opset_imports.get("", 1))
+        opset = default_opset(container.opset_imports, default_opset(self._model.opset_imports))
         spec = raise_statistic(match.spec)
         raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
@@ -216,6 +234,7 @@ class _Rewriter:
 
     def _write(self, match: Match, choice: Choice, container: ir.Graph | ir.Function, opset: int) -> None:
         if self._names is None or self._functions is None:
+            _settle_domain(self._model)
             self._names, self._functions = Names(self._model), FunctionLibrary(self._model)
         writer = Writer(
             self._model,
@@ -285,6 +304,13 @@ def raise_statistic(spec: RMSNormSpec) -> RMSNormSpec:
         return spec
     factor = spec.factor_type if dtypes.holds(spec.factor_type, "float32") else "float32"
     return spec.replace(statistic_type="float32", factor_type=factor)
+
+
+def _settle_domain(model: ir.Model) -> None:
+    """Imports ONNX's own operators under their short name, which new nodes use."""
+    for imports in (model.graph.opset_imports, *(f.opset_imports for f in model.functions.values())):
+        if "ai.onnx" in imports:
+            imports.setdefault("", imports.pop("ai.onnx"))
 
 
 def _remove_dead(root: ir.Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx.forms import Reading
@@ -117,7 +118,30 @@ class Placer:
                 reason = f"the callers of the function around {result.name} do not agree on what it computes"
                 result = Declined(DeclineCode.SHAPE, reason, result.node, result.scope)
             results.append(result)
+        return self._without_interiors(results)
+
+    def _without_interiors(self, results: list[Match | Declined]) -> list[Match | Declined]:
+        """Plain norms without a gain that stand beside an operator for the same norm: its interior, read elsewhere."""
+        written = {
+            self._statistic(site): site for site in results if isinstance(site, Match) and site.form != "primitive"
+        }
+        for index, site in enumerate(results):
+            if not isinstance(site, Match) or site.form != "primitive" or site.spec.has_gain or site.spec.has_bias:
+                continue
+            operator = written.get(self._statistic(site))
+            if operator is not None and operator.spec.has_gain:
+                reason = f"{site.name} is what {operator.name} computes before its gain, kept for its other readers"
+                results[index] = Declined(DeclineCode.INTERIOR, reason, site.node, site.scope)
         return results
+
+    @staticmethod
+    def _statistic(match: Match) -> tuple[object, ...]:
+        """What two norms share that divide the same value by the same root."""
+        x = match.x
+        while (node := x.producer()) is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+            x = node.inputs[0]
+        spec = match.spec
+        return x, spec.axes, float(np.float32(spec.epsilon)), spec.epsilon_placement, spec.leading
 
     def _record(self, key: object, result: Match | Declined, calls: tuple[ir.Node, ...]) -> None:
         entry = self._entries.setdefault(key, _Entry(result, set()))

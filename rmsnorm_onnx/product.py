@@ -113,8 +113,8 @@ class Product:
         )
 
     def power(self, exponent: float) -> Product | None:
-        """self ** exponent; None where a root of something that may be negative would be taken."""
-        if exponent % 1 and not self._positive:
+        """self ** exponent; None for a power of what may be 0 or negative."""
+        if exponent != 1 and not self._positive:
             return None
         if not 1e-150 < abs(self.coefficient) < 1e150:
             return None

@@ -29,6 +29,7 @@ class DeclineCode(enum.Enum):
     SHAPE = "shape"  # shapes known, and they do not prove the claim (a statistic broadcast along another axis)
     SHAPE_UNKNOWN = "shape-unknown"  # shapes that the proof needs are missing
     TYPE = "type"  # a cast to an integer, or a type that no norm is computed in
+    INTERIOR = "interior"  # what a norm that is one operator already computes before its gain, kept for other readers
     UNUSED = "unused"  # a reduction of a square that no root or division follows
     MISMATCH = "mismatch"  # a node whose attributes and function body disagree
     INVALID = "invalid"  # a native node that its own definition does not allow

@@ -8,7 +8,7 @@ computes it; the recogniser therefore never meets a function boundary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -26,6 +26,11 @@ def graph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
             elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
                 for inner in attr.as_graphs():
                     yield from graph_nodes(inner)
+
+
+def default_opset(imports: Mapping[str, int], otherwise: int = 1) -> int:
+    """The version of ONNX's own operator set, by either of its names."""
+    return imports.get("", imports.get("ai.onnx", otherwise))
 
 
 class Ref(NamedTuple):
@@ -189,7 +194,7 @@ class View:
         """The version of the default operator set in force at the end of a chain of calls."""
         function = self.function_of(calls[-1]) if calls else None
         imports = function.opset_imports if function is not None else self.model.opset_imports
-        return imports.get("", self.model.opset_imports.get("", 1))
+        return default_opset(imports, default_opset(self.model.opset_imports))
 
     @functools.cached_property
     def _owners(self) -> dict[ir.Graph, tuple[ir.Node, str]]:

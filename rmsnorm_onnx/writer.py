@@ -11,7 +11,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes, functions
 from rmsnorm_onnx.body import Body, constant, emit
 from rmsnorm_onnx.functions import FunctionLibrary
-from rmsnorm_onnx.view import graph_nodes
+from rmsnorm_onnx.view import default_opset, graph_nodes
 
 _DOMAIN_VERSIONS = {functions.DOMAIN: functions.VERSION, "com.microsoft": 1, "trt.plugins": 1}
 
@@ -103,7 +103,7 @@ class Writer:
     @property
     def function_opset(self) -> int:
         """The version that function bodies are written for: the model's own, with which the checker compares them."""
-        return self._model.graph.opset_imports.get("", self.opset)
+        return default_opset(self._model.graph.opset_imports, self.opset)
 
     def op(
         self,
@@ -133,7 +133,11 @@ class Writer:
         node.metadata_props.update(self._metadata)
         self.nodes.append(node)
         if op_type == "Constant" and "value" in node.attributes:
-            _describe(node.outputs[0], node.attributes["value"].as_tensor())
+            tensor = node.attributes["value"].as_tensor()
+            # Named as a reader would name it, so that reading the file and writing it again changes nothing.
+            named = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=node.outputs[0].name)
+            node.attributes["value"] = ir.AttrTensor("value", named)
+            _describe(node.outputs[0], named)
         return node.outputs[0]
 
     def constant(self, value: float | np.ndarray, dtype: str) -> ir.Value:

@@ -72,13 +72,19 @@ CLAUSES = {
     "exponent": Clause(
         "squares.proves_exponent", lambda: refused(edit(NORM, "two = {2.0}", "two = {4.0}"), DeclineCode.EXPONENT)
     ),
+    "exponent: of what may be 0": Clause(
+        "algebra.proves_no_cancelling",
+        lambda: refused(
+            edit(NORM, "n = Div (x, rms)", "d = Mul (rms, x)\n xx = Mul (x, x)\n n = Div (xx, d)"), DeclineCode.EXPONENT
+        ),
+    ),
     "coefficient": Clause(
         "claims.proves_coefficient",
         lambda: refused(edit(NORM, "ReduceMean (sq", "ReduceSum (sq"), DeclineCode.COEFFICIENT),
     ),
     "shape: the gain widens": Clause("claims.proves_extent", _widening, satisfied=None),
     "shape: the gain's axes": Clause("claims.proves_extent", _gain_along_the_sequence, satisfied=None),
-    "shape: the statistic widens": Clause("claims.proves_fit", _statistic_that_widens),
+    "shape: the statistic widens": Clause("algebra.proves_fit", _statistic_that_widens),
     "shape: the statistic's axes": Clause(
         "algebra.proves_alignment",
         lambda: refused(

@@ -242,3 +242,40 @@ RMSNorm (a, b) => (c)
     assert node.domain == DOMAIN and node.op_type.startswith("RMSNorm_")
     assert {(f.domain, f.name) for f in fused.functions} == {("acme", "RMSNorm"), (DOMAIN, node.op_type)}
     onnx.checker.check_model(fused, full_check=True)
+
+
+def test_a_function_whose_callers_disagree_is_settled_in_one_run() -> None:
+    """Once one caller has been rewritten, those that are left agree: the first run gives what a second one would."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18, "l" : 1]>\n'
+        "m (float[3,4] x, float[2,3,4] x2, float[4] w) => (float[3,4] y, float[2,3,4] z) {\n"
+        "y = l.n (x, w) z = l.n (x2, w) }"
+        """<domain: "l", opset_import: ["" : 18]> n (x, w) => (y) {
+        ax = Constant <value_ints = [1]> () ep = Constant <value_float = 0.001> () s = Mul (x, x)
+        m = ReduceMean (s, ax) p = Add (m, ep) q = Sqrt (p) r = Reciprocal (q) d = Mul (x, r) y = Mul (d, w) }"""
+    )
+    fused, report = rmsnorm_onnx.fuse(proto)
+    assert (report.rewritten, report.declined) == (2, 0)
+    again, report = rmsnorm_onnx.fuse(fused)
+    assert report.rewritten == 0 and again == fused
+
+
+def test_onnx_under_its_long_name() -> None:
+    """A file that imports "ai.onnx" is rewritten as one that imports ""."""
+    model = parse(NORM)
+    model.graph.opset_imports["ai.onnx"] = model.graph.opset_imports.pop("")
+    fused, report = rmsnorm_onnx.fuse(model)
+    assert report.rewritten == 1
+    onnx.checker.check_model(ir.to_proto(fused), full_check=True)
+
+
+def test_29_an_old_file_keeps_its_constants() -> None:
+    """IR 3 lists initializers among the inputs; in the newer file that would let callers override them."""
+    proto = ir.to_proto(parse(TWO))
+    proto.ir_version = 3
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    part, report = rmsnorm_onnx.fuse(proto, only=["y"])
+    assert report.found == 2 and [v.name for v in part.graph.input] == ["x"]
+    _, report = rmsnorm_onnx.fuse(part)
+    assert report.found == 2 and report.rewritten == 1

@@ -79,6 +79,11 @@ EXAMPLES: Mapping[DeclineCode, str] = {
         "root = Sqrt (shifted)",
         "whole = Cast <to = 7> (shifted)\n widened = Cast <to = 1> (whole)\n root = Sqrt (widened)",
     ),
+    DeclineCode.INTERIOR: """<ir_version: 11, opset_import: ["" : 23]>
+        m (float[N,4] x, float[4] w) => (float[N,4] result, float[N,4] normalized)
+        <float two = {2.0}, int64[1] last = {-1}, float eps = {1e-5}> {
+        result = RMSNormalization (x, w) squared = Pow (x, two) mean_square = ReduceMean (squared, last)
+        shifted = Add (mean_square, eps) root = Sqrt (shifted) normalized = Div (x, root) }""",
     DeclineCode.UNUSED: """<ir_version: 8, opset_import: ["" : 18]>
         m (float[N,4] x) => (float[N,1] mean_square) <float two = {2.0}, int64[1] last = {-1}> {
         squared = Pow (x, two) mean_square = ReduceMean (squared, last) }""",

@@ -11,7 +11,7 @@ import pytest
 from kit import NORM, edit, parse, parse_half, proto
 from sites import find, one, refused
 
-from rmsnorm_onnx import Declined, find_rms_norms
+from rmsnorm_onnx import Declined, find_rms_norms, fuse
 from rmsnorm_onnx.site import DeclineCode
 
 SQUARE = edit(NORM, "float[N,4]", "float[4,4]")
@@ -204,6 +204,34 @@ def test_13_interior_value_is_an_output(name: str) -> None:
     shape = "N,1" if name in ("rms", "ms") else "N,4"
     match = one(edit(NORM, "=> (float[N,4] y)", f"=> (float[N,4] y, float[{shape}] {name})"))
     assert match.output.name == "y" and match.spec.has_gain
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # an epsilon that widens the squeezed statistic
+        ("float eps = {1e-6}", "float[2,3] eps = {1e-6, 1e-6, 1e-6, 1e-6, 1e-6, 1e-6}", "float[4,3,4]", "float[1,3,4]"),
+        # a shape that is not x's, though its value is
+        ("u = Unsqueeze (rms, last)", "u0 = Unsqueeze (rms, last)\n wide = Mul (x, one)\n s = Shape (wide)\n"
+         " u = Expand (u0, s)", "float eps", "float[1,1,1,1] one = {1.0}, float eps"),
+    ],
+)  # fmt: skip
+def test_03_a_statistic_that_widens_x(changes: tuple[str, ...]) -> None:
+    """Trap 3: a statistic of another shape than x's rows widens x, also while its reduced axis is absent."""
+    text = edit(NORM, "float[N,4]", "float[4,3,4]", "ReduceMean (sq, last)", "ReduceMean <keepdims = 0> (sq, last)")
+    text = edit(text, "n = Div (x, rms)", "u = Unsqueeze (rms, last)\n n = Div (x, u)")
+    one(text)
+    matches, declined = find(parse(edit(text, *changes), check=False))
+    assert not matches and [d.code for d in declined] == [DeclineCode.SHAPE]
+
+
+def test_13_the_interior_of_a_rewritten_norm_is_no_second_one() -> None:
+    """Trap 13: what stays for other readers of the normalised value is named, and not rewritten on a second run."""
+    fused, first = fuse(parse(edit(NORM, "=> (float[N,4] y)", "=> (float[N,4] y, float[N,4] n)")))
+    again, second = fuse(fused)
+    assert (first.rewritten, second.rewritten) == (1, 0)
+    assert [s.code for s in second.sites if s.action == "declined"] == ["interior"]
+    assert ir.to_proto(again) == ir.to_proto(fused)
 
 
 def test_14_two_roots_on_one_reduction() -> None:
