@@ -170,7 +170,11 @@ class Constants:
             if shape is None or not all(isinstance(d, int) for d in shape) or math.prod(shape) > _EXTERNAL_LIMIT:
                 return None
             return np.broadcast_to(first, shape)
-        return first if kind != "Expand" else None
+        if kind == "Expand":
+            return None
+        shape = self._shape_of(ref)
+        known = shape is not None and all(isinstance(d, int) for d in shape) and math.prod(shape) == first.size
+        return first.reshape(shape) if known and shape is not None else first
 
     def _shape(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> np.ndarray[Any, Any] | None:
         source = self._view.input(node, calls, 0)

@@ -21,7 +21,7 @@ from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_cen
 from rmsnorm_onnx.tail import Tails, sole_user
 from rmsnorm_onnx.view import Ref, View
 
-_WALK_LIMIT = 256  # values that one statistic may reach before it is given up
+_WALK_LIMIT = 1024  # values that one statistic may reach before it is given up
 
 
 def find_rms_norms(model: Any) -> list[Match | Declined]:
@@ -128,13 +128,13 @@ class Finder:
         if X() in candidate.reduction.product.powers:
             yield candidate.reduction.output
         reached_root = False
-        while pending and len(seen) < _WALK_LIMIT:
+        while pending:
             ref = pending.pop(0)
             for node, calls in self._view.users(ref):
                 if not node.outputs:
                     continue
                 out = Ref(node.outputs[0], calls)
-                if out in seen:
+                if out in seen or len(seen) >= _WALK_LIMIT:
                     continue
                 product = algebra.product(out)
                 if not product.statistics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,29 @@ def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
         where = f"{name}, function {function.name!r}"
         _check_nodes(function.node, set(function.input), where, frozenset())
         _check_outputs(function.output, function.node, function.input, where)
+    _check_calls(proto, name)
     for tensor in tensors(proto):
         _check_tensor(tensor, name, folder)
+
+
+def _check_calls(proto: onnx.ModelProto, name: str) -> None:
+    """No function may call itself, by whatever detour: expanding it would never end."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    waiting = {key: set(_called(f.node)) & functions.keys() for key, f in functions.items()}
+    while waiting:
+        settled = {key for key, calls in waiting.items() if not calls}
+        if not settled:
+            domain, function, _ = next(iter(waiting))
+            raise ModelError(f"{name}: the function {domain}::{function} calls itself; export the model again")
+        waiting = {key: calls - settled for key, calls in waiting.items() if key not in settled}
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str, str]]:
+    for node in nodes:
+        yield node.domain, node.op_type, node.overload
+        for attribute in node.attribute:
+            for graph in _subgraphs(attribute):
+                yield from _called(graph.node)
 
 
 def _check_text(message: Any, name: str) -> None:

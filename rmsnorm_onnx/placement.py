@@ -158,6 +158,8 @@ class Placer:
         last = {calls[-1].op_identifier() for calls in entry.contexts if calls}
         if not last:
             return True
+        if self._view.truncated:
+            return False
         return entry.contexts >= {c for c in self._all_contexts if c and c[-1].op_identifier() in last}
 
     @functools.cached_property

@@ -16,7 +16,7 @@ from rmsnorm_onnx.constants import UNKNOWN_DIM, Constants
 from rmsnorm_onnx.inference import Dim, Dims, Info, declared, infer
 from rmsnorm_onnx.view import Ref, View
 
-_MAX_DEPTH = 200
+_MAX_DEPTH = 40  # operators followed by rule; further back, onnx infers the whole graph at once
 
 _SAME_SHAPE = frozenset(
     {"Identity", "Cast", "CastLike", "Sqrt", "Reciprocal", "Neg", "Abs", "Exp", "Log", "Clip", "Sign"}
@@ -78,7 +78,14 @@ class Shapes:
     def dtype(self, ref: Ref) -> ir.DataType | None:
         """The element type of a resolved Ref, or None when it is unknown."""
         if ref not in self._types:
-            self._types[ref] = self._dtype(ref)
+            if self._depth > _MAX_DEPTH:
+                return ref.value.dtype or self._infer(ref)[0]
+            self._types[ref] = ref.value.dtype  # a cycle ends here
+            self._depth += 1
+            try:
+                self._types[ref] = self._dtype(ref)
+            finally:
+                self._depth -= 1
         return self._types[ref]
 
     def float_type(self, ref: Ref) -> str | None:
@@ -90,7 +97,8 @@ class Shapes:
         if ref in self._memo:
             return self._memo[ref]
         if self._depth > _MAX_DEPTH:
-            return declared(ref.value)
+            said = declared(ref.value)
+            return said if said is not None else self._infer(ref)[1]
         self._memo[ref] = declared(ref.value)  # a cycle ends here
         self._depth += 1
         try:

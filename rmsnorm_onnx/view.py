@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-MAX_CALL_DEPTH = 16  # deeper calls are opaque: a malformed model may call itself
+MAX_CALL_DEPTH = 16  # deeper calls are opaque
+MAX_CALLS = 20_000  # chains of calls that are followed: nested functions can multiply without end
 
 
 def graph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -45,6 +46,9 @@ class View:
 
     Args:
         model: The model to look at; it is never changed.
+
+    Attributes:
+        truncated: Whether calls were left out by `nodes`, because there are too many.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -58,6 +62,8 @@ class View:
             for i, value in enumerate(function.outputs):
                 self._output_index.setdefault(value, []).append(i)
         self._resolved: dict[Ref, Ref | None] = {}
+        self._followed = 0
+        self.truncated = False
 
     def function_of(self, node: ir.Node) -> ir.Function | None:
         """The model-local function that a node calls, or None."""
@@ -179,6 +185,7 @@ class View:
 
     def nodes(self) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
         """Every node that can run: of the main graph, of branches and of called functions, once per chain of calls."""
+        self._followed = 0
         yield from self._nodes_in(self.model.graph, ())
 
     def _nodes_in(self, graph: ir.Graph, calls: tuple[ir.Node, ...]) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
@@ -187,8 +194,17 @@ class View:
             if not self._has_functions:
                 continue
             function = self.function_of(node)
-            if function is not None and len(calls) < MAX_CALL_DEPTH:
-                yield from self._nodes_in(function.graph, (*calls, node))
+            if (
+                function is None
+                or len(calls) >= MAX_CALL_DEPTH
+                or any(c.op_identifier() == node.op_identifier() for c in calls)
+            ):
+                continue
+            self._followed += 1
+            if self._followed > MAX_CALLS:
+                self.truncated = True
+                continue
+            yield from self._nodes_in(function.graph, (*calls, node))
 
     def opset(self, calls: tuple[ir.Node, ...]) -> int:
         """The version of the default operator set in force at the end of a chain of calls."""

@@ -302,3 +302,16 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     path = saved(tmp_path, cycle)
     refused(path)
     assert names(tmp_path) == ["m.onnx"]
+
+
+@pytest.mark.parametrize("calls", [{"f": "f"}, {"f": "g", "g": "f"}])
+def test_a_function_that_calls_itself(tmp_path: Path, calls: dict[str, str]) -> None:
+    """Directly or by a detour: expanding it would never end."""
+    functions = " ".join(
+        f'<domain: "own", opset_import: ["" : 18, "own" : 1]> {name} (a) => (b) {{ b = own.{called} (a) }}'
+        for name, called in calls.items()
+    )
+    header = '<ir_version: 8, opset_import: ["" : 18, "own" : 1]> m (float[2] x) => (float[2] y) { y = own.f (x) }'
+    proto = onnx.parser.parse_model(header + functions)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    assert "calls itself" in refused(tmp_path / "m.onnx")
