@@ -72,7 +72,9 @@ class Algebra:
         if scalar.value == 0 or not math.isfinite(scalar.value):
             return None
         half = not dtypes.holds(scalar.dtype.name, "float32")
-        return Product(constants=((Constant(ref, scalar.value, half), 1.0),), spread=(ref,))
+        precision = 0.0 if half else float(dtypes.finfo(scalar.dtype.name).eps)
+        constant = Constant(ref, scalar.value, half)
+        return Product(constants=((constant, 1.0),), spread=(ref,), precision=precision)
 
     def _input(self, node: ir.Node, ref: Ref, index: int) -> Product | None:
         source = self._view.input(node, ref.calls, index)
@@ -145,7 +147,9 @@ class Algebra:
         if number is None or not math.isfinite(number.value):
             return None
         atom = Shifted(product.value, product.powers[MeanSquare()], sign * number.value, clamp)
-        result = Product(powers={atom: 1.0}, squeezed=product.squeezed, spread=product.spread)
+        result = Product(
+            powers={atom: 1.0}, squeezed=product.squeezed, spread=product.spread, precision=product.precision
+        )
         return self._spread_by(result, constant)
 
     def _spread_by(self, product: Product, constant: Ref) -> Product | None:

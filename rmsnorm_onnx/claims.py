@@ -22,7 +22,7 @@ from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal
 from rmsnorm_onnx.view import Ref, View
 
-_COEFFICIENT_TOLERANCE = 2.0**-21  # a few roundings of float32 constants such as sqrt(d) and 1/d
+_FLOAT64 = 2.0**-45  # the roundings of our own arithmetic
 _HALF = 0.5
 
 # What a weight may pass through on its way to the norm; anything else makes it an activation.
@@ -110,7 +110,8 @@ class Claims:
             return "inside", 0.0, 1.0, atom, exponent
         assert isinstance(atom, Shifted)
         k, inner = atom.coefficient, atom.exponent
-        k = 1.0 if proves_coefficient(k) else k  # 1/d and d cancel up to a rounding: epsilon stays as it is stored
+        if proves_coefficient(k, product.precision):
+            k = 1.0  # 1/d and d cancel up to a rounding: epsilon stays as it is stored
         epsilon = atom.constant / k
         if epsilon < 0:
             return Refusal(DeclineCode.EPSILON, f"epsilon is {epsilon:g}, and must not be negative", node)
@@ -138,7 +139,7 @@ class Claims:
         if rounded is None:
             return Refusal(
                 DeclineCode.COEFFICIENT,
-                f"what is left over at {node_name(node)} is {coefficient:.6g}, not 1 (a sum in place of a mean, an L2 "
+                f"what is left over at {node_name(node)} is {coefficient:.9g}, not 1 (a sum in place of a mean, an L2 "
                 "norm without sqrt(d), or a factor)",
                 node,
             )
@@ -155,7 +156,10 @@ class Claims:
         constant parts it from 1.
         """
         coefficient = product.value * scale
-        if proves_coefficient(coefficient):
+        if len(product.constants) == 1 and abs(product.coefficient * scale - 1.0) < _FLOAT64:
+            # Nothing that it was meant to cancel against: the constant is 1, or it is a factor of its own.
+            return "" if coefficient == 1.0 else None
+        if proves_coefficient(coefficient, product.precision):
             return ""
         halves = [(c, e) for c, e in product.constants if c.half]
         if len(halves) == 1 and coefficient > 0:
@@ -172,7 +176,7 @@ class Claims:
     def _scalar_gain(self, product: Product, coefficient: float) -> Gain | None:
         """A scalar constant that leaves 1 when it is taken out is a gain."""
         for constant, exponent in product.constants:
-            if exponent == 1 and proves_coefficient(coefficient / constant.value):
+            if exponent == 1 and proves_coefficient(coefficient / constant.value, product.precision):
                 bare = self.widened(constant.ref)
                 return Gain(bare, 0.0, self._shapes.float_type(bare), constant.ref)
         return None
@@ -292,9 +296,13 @@ def _not_a_root(node: ir.Node) -> Refusal:
     )
 
 
-def proves_coefficient(coefficient: float) -> bool:
-    """PROOF CLAUSE (coefficient): what multiplies x / rms(x), apart from the gain, is 1."""
-    return abs(coefficient - 1.0) <= _COEFFICIENT_TOLERANCE
+def proves_coefficient(coefficient: float, precision: float) -> bool:
+    """PROOF CLAUSE (coefficient): what multiplies x / rms(x), apart from the gain, is 1.
+
+    Constants such as sqrt(d) and 1/d were each rounded to their type, by half its spacing at most: four such roundings
+    are forgiven.
+    """
+    return abs(coefficient - 1.0) <= 2 * precision + _FLOAT64
 
 
 def proves_extent(shape: Dims | None, x_shape: Dims, axes: tuple[int, ...], node: ir.Node) -> Refusal | None:

@@ -82,13 +82,22 @@ class Constants:
         """The one number that a constant of any shape repeats, or None."""
         if ref is None:
             return None
-        array = self._array(ref)
+        array = self._filled(ref)
+        array = self._array(ref) if array is None else array
         if array is None or array.size == 0:
             return None
         first = array.reshape(-1)[:1]
         if array.size > 1 and not bool(np.all(array == first)):
             return None
         return Scalar(float(first.astype(np.float64)[0]), array.dtype)
+
+    def _filled(self, ref: Ref) -> np.ndarray[Any, Any] | None:
+        """What ConstantOfShape fills its output with, whatever the shape."""
+        node = ref.value.producer()
+        if node is None or node.op_type != "ConstantOfShape" or node.domain not in ("", "ai.onnx"):
+            return None
+        attr = self._view.attribute(node, ref.calls, "value")
+        return np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy().reshape(-1)
 
     def scalar(self, ref: Ref | None) -> Scalar | None:
         """A constant of one element, or None."""

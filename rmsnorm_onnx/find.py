@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,7 @@ class Finder:
         self._view = View(model)
         self._shapes = Shapes(self._view)
         self._squares = Squares(self._view, self._shapes)
-        self._tails = Tails(self._view, self._shapes, self._squares)
+        self._tails = Tails(self._view, self._shapes)
         self._native = Native(self._view, self._shapes)
         self._placer = Placer(self._view, self._shapes)
         self._centrings: set[ir.Node] = set()  # reported already, as the x of a statistic
@@ -183,12 +184,15 @@ class Finder:
     def _epsilon_refusal(self, node: ir.Node, others: list[Ref]) -> Refusal:
         name = node_name(node)
         for ref in others:
+            number = self._shapes.constants.uniform(ref)
+            if number is not None and not math.isfinite(number.value):
+                return Refusal(DeclineCode.EPSILON, f"the epsilon of {name} is {number.value}", node)
             if self._shapes.constants.overridable(ref):
                 return Refusal(
                     DeclineCode.EPSILON, f"the epsilon {ref.value.name} of {name} is a graph input with a default, "
                     "which a caller may override", node,
                 )  # fmt: skip
-            if self._shapes.constants.uniform(ref) is not None:
+            if number is not None:
                 reason = f"the epsilon of {name} has a shape that would widen the statistic"
                 return Refusal(DeclineCode.SHAPE, reason, node)
             if self._shapes.constants.tensor(ref) is not None:

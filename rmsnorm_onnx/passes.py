@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _OVERRIDABLE_IR = 4  # the first IR version in which an initializer need not be a graph input
 _ROUNDS = 4
+_RESIDUAL_SUM = 3  # the output of the skip form that holds the sum
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,9 @@ class _Rewriter:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
         if match.form == form:
             return dataclasses.replace(found, action="kept", why=f"already in the form {form}")
+        only = _only_in_its_form(match)
+        if only is not None:
+            return dataclasses.replace(found, action="kept", why=only)
         refusal = FORMS[form].refusal(raised, opset)
         if refusal is not None:
             return dataclasses.replace(found, action="kept", why=f"the form {form} cannot hold it: {refusal}")
@@ -253,8 +257,8 @@ class _Rewriter:
         assert graph is not None
         graph.insert_before(match.node, writer.nodes)
         self._replace(match.output, new)
-        if writer.residual_sum is not None and len(match.node.outputs) > 3:
-            self._replace(match.node.outputs[3], writer.residual_sum)
+        if writer.residual_sum is not None and len(match.node.outputs) > _RESIDUAL_SUM:
+            self._replace(match.node.outputs[_RESIDUAL_SUM], writer.residual_sum)
         _remove_dead(match.node)
 
     def _current(self, match: Match, writer: Writer) -> Match:
@@ -286,6 +290,17 @@ class _Rewriter:
         new.metadata_props.update(old.metadata_props)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         self._replaced[old] = new
+
+
+def _only_in_its_form(match: Match) -> str | None:
+    """What of a native node no other form gives, in one sentence; None when there is nothing."""
+    if match.wide_gain:
+        return f"its scale also varies along axes that are not normalised, which only {match.form} holds"
+    for index, output in enumerate(match.node.outputs):
+        replaced = index == 0 or (index == _RESIDUAL_SUM and match.residual is not None)
+        if not replaced and (output.uses() or output.is_graph_output()):
+            return f"its output {output.name} is read too, which only {match.form} gives"
+    return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_onnx.claims import proves_extent
 from rmsnorm_onnx.forms import Reading
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
@@ -92,8 +93,17 @@ class Placer:
             rounding_changes=reading.rounding_changes,
             notes=reading.notes,
             residual=reading.residual,
+            wide_gain=self._is_wide(reading, node, calls),
         )
         self._record(node.outputs[0], match, calls)
+
+    def _is_wide(self, reading: Reading, node: ir.Node, calls: tuple[ir.Node, ...]) -> bool:
+        gain = None if reading.gain is None else self._view.resolve(Ref(reading.gain, calls))
+        x = self._view.resolve(Ref(reading.x, calls))
+        shapes = [None if ref is None else self._shapes.shape(ref) for ref in (gain, x)]
+        if shapes[0] is None or shapes[1] is None:
+            return False
+        return proves_extent(shapes[0], shapes[1], reading.spec.axes, node) is not None
 
     def _type_at(self, value: ir.Value | None, calls: tuple[ir.Node, ...]) -> str | None:
         ref = None if value is None else self._view.resolve(Ref(value, calls))

@@ -60,6 +60,8 @@ class Product:
         powers: Atoms with their exponents, none of them 0.
         of_norm: Whether x or its mean square takes part.
         squeezed: The reduced axes are absent (keepdims=0), so that it does not broadcast against x.
+        precision: The coarsest spacing at 1 of the types that constants in the coefficient were rounded to; half types
+            are left out, their constants are looked at one by one.
         spread: Values whose shapes must fit into x's, because an Expand or a constant gave them their extent.
     """
 
@@ -68,6 +70,7 @@ class Product:
     powers: Mapping[Atom, float] = dataclasses.field(default_factory=dict)
     squeezed: bool = False
     spread: tuple[Ref, ...] = ()
+    precision: float = 0.0
     of_norm: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +113,7 @@ class Product:
             powers={a: p for a, p in powers.items() if p},
             squeezed=self.squeezed or other.squeezed,
             spread=self.spread + other.spread,
+            precision=max(self.precision, other.precision),
         )
 
     def power(self, exponent: float) -> Product | None:
@@ -124,6 +128,7 @@ class Product:
             powers={a: p * exponent for a, p in self.powers.items() if p * exponent},
             squeezed=self.squeezed,
             spread=self.spread,
+            precision=self.precision,
         )
 
     @property

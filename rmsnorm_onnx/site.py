@@ -54,6 +54,7 @@ class Match:
         rounding_changes: Roundings of the graph that the spec cannot say, each one sentence. A site that has any is
             rewritten on request only.
         notes: What a reader should know, each one sentence: a half statistic, no epsilon, reordered float32 steps.
+        wide_gain: Whether the gain also varies along axes that are not normalised; only its native form holds it.
         residual: The value added to x first, for a native form that contains the addition.
     """
 
@@ -71,6 +72,7 @@ class Match:
     rounding_changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     residual: ir.Value | None = None
+    wide_gain: bool = False
 
     @property
     def name(self) -> str:

@@ -8,16 +8,17 @@ import math
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import takes_all
+from rmsnorm_onnx.constants import Scalar
+from rmsnorm_onnx.copies import Copies, integer
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import MeanSquare, Product, Reduction, Shifted, X
-from rmsnorm_onnx.shapes import Shapes, reduction_axes, same_shape
+from rmsnorm_onnx.shapes import Shapes, reduction_axes
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.view import Ref, View
 
 _MEANS = ("ReduceMean", "ReduceSum")
 _NORMS = ("ReduceSumSquare", "ReduceL2", "LpNormalization")
-REDUCTIONS = frozenset((*_MEANS, *_NORMS))
+REDUCTIONS = frozenset((*_MEANS, *_NORMS, "Einsum"))
 
 _SMALLEST_NORMAL = {name: float(dtypes.finfo(name).tiny) for name in ("float16", "bfloat16", "float32", "float64")}
 
@@ -56,6 +57,7 @@ class _Square:
     coefficient: float
     types: tuple[str, ...]
     leading: int | None = None
+    precision: float = 0.0
 
 
 class Squares:
@@ -64,6 +66,7 @@ class Squares:
     def __init__(self, view: View, shapes: Shapes) -> None:
         self._view = view
         self._shapes = shapes
+        self._copies = Copies(view, shapes)
 
     def candidates(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> list[Candidate] | Refusal | None:
         """What a reduction may be the mean square of, nearest value first; None if it reduces no square."""
@@ -71,8 +74,12 @@ class Squares:
         if data is None:
             return None
         square: _Square | Refusal | None
-        if node.op_type in _NORMS:
-            if node.op_type == "LpNormalization" and _integer(self._view, node, calls, "p", 2) != 2:
+        if node.op_type == "Einsum":
+            second = self._view.input(node, calls, 1)
+            same = len(node.inputs) == 2 and second is not None and self._copies.peel(second) == self._copies.peel(data)
+            square = _Square(data, 1.0, self._types(data)) if same else None
+        elif node.op_type in _NORMS:
+            if node.op_type == "LpNormalization" and integer(self._view, node, calls, "p", 2) != 2:
                 return None
             square = _Square(data, 1.0, self._types(data))
         else:
@@ -81,7 +88,9 @@ class Squares:
             return square
         return self._candidates(node, calls, square)
 
-    def _candidates(self, node: ir.Node, calls: tuple[ir.Node, ...], square: _Square) -> list[Candidate] | Refusal:
+    def _candidates(
+        self, node: ir.Node, calls: tuple[ir.Node, ...], square: _Square
+    ) -> list[Candidate] | Refusal | None:
         shape = self._shapes.shape(square.base)
         if shape is None:
             return Refusal(
@@ -91,7 +100,7 @@ class Squares:
                 node,
             )
         axes = self._axes(node, calls, len(shape))
-        if isinstance(axes, Refusal):
+        if axes is None or isinstance(axes, Refusal):
             return axes
         centred = self._centred(square.base, axes)
         if centred is not None:
@@ -101,18 +110,24 @@ class Squares:
                 centred,
             )
         found: list[Candidate] = []
-        for x, leading in self._sources(square, axes):
+        for x, leading, rounded in self._sources(square, axes):
             reduction = self._reduction(node, calls, square, axes, shape, leading)
             if isinstance(reduction, Refusal):
                 return reduction
-            found.append(Candidate(reduction, x, leading, square.types))
+            found.append(Candidate(reduction, x, leading, (*square.types, *rounded)))
         return found
 
-    def _axes(self, node: ir.Node, calls: tuple[ir.Node, ...], rank: int) -> tuple[int, ...] | Refusal:
-        """The reduced axes, negative and ascending."""
+    def _axes(self, node: ir.Node, calls: tuple[ir.Node, ...], rank: int) -> tuple[int, ...] | Refusal | None:
+        """The reduced axes, negative and ascending; None for an Einsum that sums no squares."""
+        axes: tuple[int, ...] | None
         if node.op_type == "LpNormalization":
-            axis = _integer(self._view, node, calls, "axis", -1)
-            axes: tuple[int, ...] | None = (axis % rank,) if -rank <= axis < rank else None
+            axis = integer(self._view, node, calls, "axis", -1)
+            axes = (axis % rank,) if -rank <= axis < rank else None
+        elif node.op_type == "Einsum":
+            equation = self._view.attribute(node, calls, "equation")
+            axes = None if equation is None else squared_axes(equation.as_string(), rank)
+            if not axes:
+                return None
         else:
             axes = reduction_axes(self._shapes, node, calls, rank)
         if axes is None:
@@ -155,8 +170,13 @@ class Squares:
             divisor = Shifted(coefficient, exponent, tiny, clamp=True)  # a zero row gives 0, not 0/0
             product = Product(powers={X(): 1.0, divisor: -1.0})
         else:
-            keep = _integer(self._view, node, calls, "keepdims", 1)
-            product = Product(coefficient=coefficient, powers={MeanSquare(): exponent}, squeezed=not keep)
+            keep = kind != "Einsum" and integer(self._view, node, calls, "keepdims", 1)
+            product = Product(
+                coefficient=coefficient,
+                powers={MeanSquare(): exponent},
+                squeezed=not keep,
+                precision=square.precision,
+            )
         return Reduction(node, calls, output, product, axes, rank)
 
     def _types(self, ref: Ref) -> tuple[str, ...]:
@@ -165,7 +185,7 @@ class Squares:
 
     def _square(self, ref: Ref) -> _Square | Refusal | None:
         """ref as coefficient * base * base, looking through casts, scalar factors and a leading part."""
-        coefficient, types, leading = 1.0, self._types(ref), None
+        coefficient, precision, types, leading = 1.0, 0.0, self._types(ref), None
         for _ in range(16):
             node = ref.value.producer()
             if node is None or node.domain not in ("", "ai.onnx"):
@@ -174,15 +194,17 @@ class Squares:
             if base is not None:
                 if isinstance(base, Refusal):
                     return base
-                return _Square(base, coefficient, (*types, *self._types(ref), *self._types(base)), leading)
-            part = self._leading_part(ref)
+                types += (*self._types(ref), *self._types(base))
+                return _Square(base, coefficient, types, leading, precision)
+            part = self._copies.leading_part(ref)
             scaled = self._scaled(node, ref)
             if part is not None and leading is None:
                 ref, leading = part
             elif scaled is not None:
                 ref, coefficient = scaled[0], coefficient * scaled[1]
+                precision = max(precision, scaled[2])
             else:
-                passed = self.passed(node, ref)
+                passed = self._copies.passed(node, ref)
                 if passed is None:
                     return None
                 ref = passed
@@ -195,7 +217,11 @@ class Squares:
         if first is None or second is None:
             return None
         if node.op_type == "Mul":
-            return first if self._peel(first) == self._peel(second) and self._keeps_shape(ref, first) else None
+            return (
+                first
+                if self._copies.peel(first) == self._copies.peel(second) and self._keeps_shape(ref, first)
+                else None
+            )
         if node.op_type != "Pow" or not self._keeps_shape(ref, first):
             return None
         exponent = self._shapes.constants.uniform(second)
@@ -210,8 +236,8 @@ class Squares:
             return a is b
         return len(a) == len(b) and all(p == q for p, q in zip(a, b, strict=True))
 
-    def _scaled(self, node: ir.Node, ref: Ref) -> tuple[Ref, float] | None:
-        """(value, factor) of a Mul or Div by a scalar constant."""
+    def _scaled(self, node: ir.Node, ref: Ref) -> tuple[Ref, float, float] | None:
+        """(value, factor, the spacing at 1 of the factor's type) of a Mul or Div by a scalar constant."""
         if node.op_type not in ("Mul", "Div"):
             return None
         first, second = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
@@ -219,94 +245,39 @@ class Squares:
             return None
         number = self._shapes.constants.scalar(second)
         if number is not None and number.value and self._keeps_shape(ref, first):
-            return first, number.value if node.op_type == "Mul" else 1.0 / number.value
+            factor = number.value if node.op_type == "Mul" else 1.0 / number.value
+            return first, factor, _spacing(number)
         number = self._shapes.constants.scalar(first)
         if node.op_type == "Mul" and number is not None and self._keeps_shape(ref, second):
-            return second, number.value
+            return second, number.value, _spacing(number)
         return None
 
-    def passed(self, node: ir.Node, ref: Ref) -> Ref | None:
-        """The input of an operator that changes no number: Identity, a float Cast, a no-op Reshape, Slice, Expand."""
-        source = self._view.input(node, ref.calls, 0)
-        if source is None or node.domain not in ("", "ai.onnx"):
-            return None
-        if node.op_type in ("Cast", "CastLike"):
-            floats = self._shapes.float_type(source) is not None and self._shapes.float_type(ref) is not None
-            return source if floats else None
-        if node.op_type == "Identity":
-            return source
-        if node.op_type == "Slice":
-            return source if takes_all(self._view, self._shapes, node, ref) else None
-        if node.op_type in ("Reshape", "Expand"):
-            same = same_shape(self._shapes.shape(source), self._shapes.shape(ref))
-            return source if same else None
-        return None
+    def _sources(self, square: _Square, axes: tuple[int, ...]) -> list[tuple[Ref, int | None, tuple[str, ...]]]:
+        """The values that may be x: the one squared, what it was rounded from, what it is the leading part of.
 
-    def _peel(self, ref: Ref, *, even: bool = False) -> Ref:
-        """The value before every operator that loses nothing (and before Abs and Neg, under an even power)."""
-        for _ in range(16):
-            node = ref.value.producer()
-            if node is None:
-                return ref
-            source = self.passed(node, ref)
-            if source is None and even and node.op_type in ("Abs", "Neg") and node.domain == "":
-                source = self._view.input(node, ref.calls, 0)
-            if source is None or not self._lossless(source, ref):
-                return ref
-            ref = source
-        return ref
-
-    def _lossless(self, source: Ref, result: Ref) -> bool:
-        before, after = self._shapes.float_type(source), self._shapes.float_type(result)
-        return before == after or (before is not None and after is not None and dtypes.holds(after, before))
-
-    def _sources(self, square: _Square, axes: tuple[int, ...]) -> list[tuple[Ref, int | None]]:
-        """The values that may be x: the one squared, what it was rounded from, what it is the leading part of."""
-        whole, leading = self._peel(square.base), square.leading
-        ref = self._peel(whole, even=True)
-        found = [(whole, leading)] if ref == whole else [(whole, leading), (ref, leading)]
+        Each with its count, and with the types that the statistic was rounded to on the way from it.
+        """
+        whole, leading = self._copies.peel(square.base), square.leading
+        ref = self._copies.peel(whole, even=True)
+        rounded: tuple[str, ...] = ()
+        found = [(r, leading, rounded) for r in dict.fromkeys((whole, ref))]
         for _ in range(4):
             node = ref.value.producer()
             if node is None:
                 break
-            part = self._leading_part(ref) if leading is None and axes == (-1,) else None
-            source = self.passed(node, ref) if part is None else part[0]
+            part = self._copies.leading_part(ref) if leading is None and axes == (-1,) else None
+            source = self._copies.passed(node, ref) if part is None else part[0]
             if source is None:
                 break
             leading = part[1] if part is not None else leading
-            ref = self._peel(source, even=True)
-            found.append((ref, leading))
+            rounded += self._types(ref)
+            ref = self._copies.peel(source, even=True)
+            found.append((ref, leading, rounded))
         return found
-
-    def _leading_part(self, ref: Ref) -> tuple[Ref, int] | None:
-        """(whole value, count) where ref is the first `count` elements of its last axis, by Slice or Split."""
-        node = ref.value.producer()
-        shape = self._shapes.shape(ref)
-        if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in ("Slice", "Split"):
-            return None
-        source = self._view.input(node, ref.calls, 0)
-        whole = None if source is None else self._shapes.shape(source)
-        if source is None or whole is None:
-            return None
-        if node.op_type == "Split":
-            axis = _integer(self._view, node, ref.calls, "axis", 0) % len(whole)
-            count = None if shape is None else shape[-1]
-            first = axis == len(whole) - 1 and ref.value.index() == 0
-            return (source, count) if first and isinstance(count, int) and count > 0 else None
-        window = self._shapes.slice_window(node, ref.calls, len(whole))
-        if window is None or set(window) != {len(whole) - 1}:
-            return None
-        start, end = window[len(whole) - 1]
-        size = whole[-1]
-        if start != 0 or (end < 0 and not isinstance(size, int)):
-            return None
-        if isinstance(size, int):
-            end = len(range(*slice(start, end).indices(size)))
-        return (source, end) if 0 < end < 2**31 - 1 and size != end else None
 
     def _centred(self, base: Ref, axes: tuple[int, ...]) -> ir.Node | None:
         """The Sub that takes the mean over the same axes away from the value that is squared, if there is one."""
-        ref = self._peel(base, even=True)
+        ref = self._copies.peel(base, even=True)
         node = ref.value.producer()
         return node if node is not None and is_centring(self._view, self._shapes, node, ref.calls, axes) else None
 
@@ -317,21 +288,39 @@ def is_centring(
     """Whether a node subtracts from a value its own mean (over the given axes, if any are given)."""
     if node.op_type != "Sub" or node.domain not in ("", "ai.onnx"):
         return False
-    squares = Squares(view, shapes)
+    copies = Copies(view, shapes)
     whole, mean = view.input(node, calls, 0), view.input(node, calls, 1)
     if whole is None or mean is None:
         return False
-    mean = squares._peel(mean)
+    mean = copies.peel(mean)
     reducer = mean.value.producer()
     if reducer is None or reducer.op_type != "ReduceMean":
         return False
     source, shape = view.input(reducer, mean.calls, 0), shapes.shape(whole)
-    if source is None or squares._peel(source) != squares._peel(whole):
+    if source is None or copies.peel(source) != copies.peel(whole):
         return False
     if axes is None or shape is None:
         return True
     reduced = reduction_axes(shapes, reducer, mean.calls, len(shape))
     return reduced is not None and tuple(a - len(shape) for a in reduced) == axes
+
+
+def squared_axes(equation: str, rank: int) -> tuple[int, ...] | None:
+    """The axes over which an Einsum of a value with itself sums squares, not negative; None where it does not.
+
+    >>> squared_axes("...d,...d->...", 3), squared_axes("bsd, bsd -> bs", 3), squared_axes("ij,jk->ik", 2)
+    ((2,), (2,), None)
+    """
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    first, _, second = left.partition(",")
+    letters = first.replace("...", "")
+    plain = len(set(letters)) == len(letters) and (len(letters) == rank or first.startswith("..."))
+    if not arrow or first != second or not plain or ("..." in first) != ("..." in result):
+        return None
+    kept = result.replace("...", "")
+    if kept != "".join(letter for letter in letters if letter in kept):
+        return None
+    return tuple(rank - len(letters) + i for i, letter in enumerate(letters) if letter not in kept)
 
 
 def proves_axes(axes: tuple[int, ...]) -> bool:
@@ -346,6 +335,6 @@ def proves_exponent(value: float) -> bool:
     return value == 2.0
 
 
-def _integer(view: View, node: ir.Node, calls: tuple[ir.Node, ...], name: str, default: int) -> int:
-    attr = view.attribute(node, calls, name)
-    return default if attr is None else attr.as_int()
+def _spacing(number: Scalar) -> float:
+    known = number.dtype.name in dtypes.FLOAT_TYPES
+    return float(dtypes.finfo(number.dtype.name).eps) if known else 0.0

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.claims import Claim, Claims, Gain
+from rmsnorm_onnx.copies import Copies
 from rmsnorm_onnx.shapes import Shapes
-from rmsnorm_onnx.squares import Squares
 from rmsnorm_onnx.view import Ref, View
 
 _Use = tuple[ir.Node, tuple[ir.Node, ...]]
@@ -72,10 +72,10 @@ def _reads_numbers(view: View, user: _Use, ref: Ref) -> bool:
 class Tails:
     """Follows products of a view to where their norms end."""
 
-    def __init__(self, view: View, shapes: Shapes, squares: Squares) -> None:
+    def __init__(self, view: View, shapes: Shapes) -> None:
         self._view = view
         self._shapes = shapes
-        self._squares = squares
+        self._copies = Copies(view, shapes)
 
     def follow(self, claims: Claims, claim: Claim, normalized: str, product_type: str) -> Tail | None:
         """The end of a claimed norm; None where a type is unknown.
@@ -115,7 +115,7 @@ class Tails:
             return self._biased(claims, tail, tip, node, out, out_type)
         if node.op_type in ("Cast", "CastLike") and not dtypes.holds(out_type, tail.result_type):
             return self._rounded(tail, out, out_type, normalized)
-        if self._squares.passed(node, out) == tip and dtypes.holds(out_type, tail.result_type):
+        if self._copies.passed(node, out) == tip and dtypes.holds(out_type, tail.result_type):
             return out, tail  # changes no number; it stays outside unless something of the norm follows
         return None
 

@@ -104,6 +104,8 @@ class _Run:
             return [Cell(p, cells[0].dtype, constant) for p in parts]
         else:
             out = OPERATORS[node.op_type](arrays, attrs)
+        if node.op_type == "ConstantOfShape":
+            return [Cell(out, attrs["value"].dtype, constant)]
         dtype = ir.DataType.INT64 if node.op_type == "Shape" else next(c.dtype for c in cells if c is not None)
         if node.op_type in ("Greater", "Less", "Equal", "Not"):
             dtype = ir.DataType.BOOL
@@ -256,6 +258,8 @@ OPERATORS: Mapping[str, Callable[[list[Any], dict[str, Any]], np.ndarray]] = {
     "Sub": lambda a, k: a[0] - a[1],
     "Mul": lambda a, k: a[0] * a[1],
     "Div": lambda a, k: a[0] / a[1],
+    "Einsum": lambda a, k: np.einsum(k["equation"], *a),
+    "ConstantOfShape": lambda a, k: np.full(a[0].astype(int), k["value"].numpy()[0], np.float64),
     "Pow": lambda a, k: np.power(a[0], a[1].astype(np.float64)),
     "Max": lambda a, k: np.maximum(a[0], a[1]),
     "Min": lambda a, k: np.minimum(a[0], a[1]),

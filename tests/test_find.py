@@ -8,7 +8,7 @@ import pytest
 from kit import NORM, edit, parse
 from sites import find, one
 
-from rmsnorm_onnx import Declined, Match, find_rms_norms, view
+from rmsnorm_onnx import Declined, Match, find_rms_norms, fuse, view
 from rmsnorm_onnx.shapes import Shapes
 
 FUNCTION = """
@@ -93,3 +93,82 @@ def test_many_gains_on_one_value_end() -> None:
     text = edit(NORM, " y = Mul (n, w)", f"{lines}\n y = Mul (n, w)")
     sites = find_rms_norms(ir.from_proto(onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]>' + text)))
     assert 1000 < len(sites) < 1100 and all(isinstance(site, Match) for site in sites)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("double", "1.0000004"), ("float", "1.0000004"), ("float", "0.99999994")])
+def test_a_factor_near_one_is_a_gain(kind: str, number: str) -> None:
+    """A constant that nothing cancels against is 1, or a factor: no tolerance swallows it."""
+    text = edit(NORM, "y = Mul (n, w)", "y = Mul (n, c)", "float eps", f"float c = {{{number}}}, float eps")
+    match = one(text.replace("float", kind) if kind == "double" else text)
+    assert match.spec.has_gain and match.gain is not None and match.gain.name == "c"
+    plain = edit(NORM, "y = Mul (n, w)", "y = Mul (n, c)", "float eps", "float c = {1.0}, float eps")
+    assert not one(plain).spec.has_gain
+
+
+def test_a_coefficient_is_judged_in_its_own_type() -> None:
+    """1/d that is off by more than roundings of its type is no mean, and one that is rounded to its type is."""
+    text = edit(NORM, "ReduceMean (sq", "ReduceSum (sq", "me = Add (ms,", "mm = Mul (ms, c)\n me = Add (mm,")
+    for kind, number, found in (("double", "0.25000001", 0), ("float", "0.25000003", 1), ("float", "0.250001", 0)):
+        changed = edit(text, "float eps", f"float c = {{{number}}}, float eps").replace("float", kind)
+        assert len(find(parse(changed))[0]) == found
+
+
+def test_a_statistic_of_a_rounded_x() -> None:
+    """x is rounded to a half type for the statistic alone: that is the statistic's type."""
+    text = edit(NORM, " sq = Pow (x,", " half = Cast <to = 10> (x)\n wide = Cast <to = 1> (half)\n sq = Pow (wide,")
+    (match,) = find_rms_norms(parse(text))
+    assert isinstance(match, Match) and match.x.name == "x" and match.spec.statistic_type == "float16"
+    assert any("float16" in note for note in match.notes)
+
+
+@pytest.mark.parametrize("equation", ["...d,...d->...", "nd, nd -> n"])
+def test_an_einsum_of_squares(equation: str) -> None:
+    """A sum of squares by Einsum is one, with its last axis put back."""
+    text = edit(
+        NORM,
+        " sq = Pow (x, two)\n ms = ReduceMean (sq, last)",
+        f' s = Einsum <equation = "{equation}"> (x, x)\n u = Unsqueeze (s, last)\n ms = Div (u, four)',
+        "float two = {2.0}",
+        "float four = {4.0}",
+    )
+    assert one(text).spec.axes == (-1,)
+    assert not find_rms_norms(parse(edit(text, "(x, x)", "(x, z)", "(float[N,4] x)", "(float[N,4] x, float[N,4] z)")))
+
+
+def test_the_first_part_by_a_sequence() -> None:
+    """torch.split exports as SplitToSequence and SequenceAt; the statistic over the first part is pRMSNorm's."""
+    text = edit(
+        NORM,
+        " sq = Pow (x, two)",
+        " parts = SplitToSequence <axis = -1> (x, sizes)\n part = SequenceAt (parts, zero)\n sq = Pow (part, two)",
+        "float two",
+        "int64[2] sizes = {3, 1}, int64 zero = {0}, float two",
+    )
+    (match,) = find_rms_norms(parse(text))
+    assert isinstance(match, Match) and match.spec.leading == 3 and match.x.name == "x"
+    assert isinstance(find_rms_norms(parse(edit(text, "zero = {0}", "zero = {1}")))[0], Declined)
+
+
+def test_a_scale_that_is_filled_with_ones_is_no_gain() -> None:
+    """torch writes the missing weight of nn.RMSNorm as ones of x's full shape."""
+    text = """
+m (float[S,N,4] x) => (float[S,N,4] y)
+{
+ s = Shape (x)
+ ones = ConstantOfShape <value = float[1] {1.0}> (s)
+ y = RMSNormalization (x, ones)
+}"""
+    assert not one(parse(text, opset=23)).spec.has_gain
+
+
+def test_what_only_the_native_form_holds_is_kept() -> None:
+    """A scale along other axes, and a second output that is read, have no place in another form."""
+    wide = "m (float[2,3,4] x, float[3,4] w) => (float[2,3,4] y) { y = RMSNormalization (x, w) }"
+    read = (
+        "m (float[N,4] x, float[4] w) => (float[N,4] y, float[N,1] inv) {y, inv = SimplifiedLayerNormalization (x, w)}"
+    )
+    for text, words in ((wide, "axes that are not normalised"), (read, "inv is read too")):
+        model = parse(text, opset=23, check=False)
+        fused, report = fuse(model, form="function")
+        assert [site.action for site in report.sites] == ["kept"] and words in report.sites[0].why
+        assert [n.op_type for n in fused.graph] == [n.op_type for n in model.graph]

@@ -86,7 +86,16 @@ def check_scale(shape: Shape | None, x_shape: Shape | None, normalized: int, nam
 
 
 def is_one(scale: ir.Value) -> bool:
-    """Whether a scale is the scalar 1, as it is written for norms without a gain; reads no other weight."""
+    """Whether a scale is 1 everywhere, as it is written for norms without a gain; reads no other weight.
+
+    A scalar constant, or one of any shape that is filled with it: torch writes ConstantOfShape or Expand.
+    """
+    node = scale.producer()
+    if node is not None and node.op_type in ("Cast", "Identity", "Expand") and node.inputs[0] is not None:
+        return is_one(node.inputs[0])
+    if node is not None and node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return fill is not None and not fill.is_ref() and bool(np.all(fill.as_tensor().numpy() == 1))
     if scale.is_graph_input() or scale.shape is None or scale.shape.rank() > 1:
         return False
     if scale.shape.rank() == 1 and scale.shape[0] != 1:
