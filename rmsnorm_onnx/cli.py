@@ -1,7 +1,8 @@
 """The command line: it parses, calls the functions that everyone imports, prints, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 a check failed, or a candidate was declined under `--strict`; 2 usage; 3 the input model is
-unreadable or invalid; 4 an optional dependency or a plugin is missing.
+Exit codes: 0 done; 1 a check failed, an export failed, stdout took no more, or a candidate was declined under
+`--strict`; 2 usage; 3 the input model is unreadable or invalid; 4 an optional dependency or a plugin is missing;
+128 + the signal's number (130, 143) when it was interrupted or terminated. At 2, 3 and 4 nothing was written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_onnx.errors import RMSNormError
+from rmsnorm_onnx import terminal
+from rmsnorm_onnx.errors import RMSNormError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,32 +29,41 @@ _PIPE_WIDTH = 1000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; argparse leaves by SystemExit on usage errors and `--help`."""
-    arguments = _parser().parse_args(argv)
+    terminal.open_streams()
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        arguments = _parser().parse_args(argv)
+    except SystemExit:
+        with contextlib.suppress(terminal.StdoutError):
+            terminal.write("")  # a full stdout is noticed here, not when Python ends
+        raise
+    output = getattr(arguments, "output", None)
+    before = _state(output)
+    try:
+        with terminal.stoppable():
+            code: int = arguments.run(arguments)
+            return code
     except RMSNormError as error:
-        _complain(str(error))
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader has seen enough; without this, Python complains once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _DONE
-    except KeyboardInterrupt:
-        _complain("interrupted; nothing was written")
-        return 130
+        message, code = str(error), error.exit_code
+    except terminal.Interrupted as signal:
+        nothing = "" if _state(output) != before else "; nothing was written"
+        message, code = signal.word + nothing, signal.exit_code
     except Exception as error:
         if arguments.traceback:
             raise
-        _complain(
-            f"unexpected {type(error).__name__}: {error} (a bug: please report it with the output of --traceback)"
-        )
-        return _UNEXPECTED
+        bug = "a bug: please report it with the output of --traceback"
+        message, code = f"unexpected {type(error).__name__}: {error} ({bug})", _UNEXPECTED
+    written = f"; {output} was written" if _state(output) != before else ""
+    terminal.tell(f"rmsnorm-onnx: {message}{written}")
+    return code
 
 
-def _complain(message: str) -> None:
-    print(f"rmsnorm-onnx: {' '.join(message.split())}", file=sys.stderr)
+def _state(output: str | None) -> tuple[int, ...] | None:
+    """What changes when a file is written; asked of the file itself, since an interruption can come at any instant."""
+    try:
+        status = os.stat(output or "")
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -68,6 +79,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _fuse(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import modelio, passes
 
+    if not arguments.dry_run:
+        _check_output(arguments.output)
     with _progress(f"rewriting {arguments.model}"):
         model, fused = passes.fuse(
             arguments.model,
@@ -79,6 +92,7 @@ def _fuse(arguments: argparse.Namespace) -> int:
             skip=arguments.skip,
             gain_attribute=arguments.gain_attribute,
         )
+    _check_explain(fused, arguments)
     if not arguments.dry_run and not fused.beyond:
         with _progress(f"writing {arguments.output}"):
             modelio.save(model, arguments.output)
@@ -96,9 +110,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from rmsnorm_onnx import exporters
+    from rmsnorm_onnx import exporters, modelio
     from rmsnorm_onnx.exporters.source import resolve
 
+    _check_output(arguments.output)
     with _progress(f"building {arguments.source}"):
         module, inputs = resolve(arguments.source)
     with _progress("exporting"):
@@ -107,14 +122,17 @@ def _export(arguments: argparse.Namespace) -> int:
             inputs,
             opset=arguments.opset,
             dtype=arguments.dtype,
-            output=arguments.output,
             fuse=not arguments.no_fuse,
             consumer=arguments.consumer,
             form=arguments.form,
         )
+    if exported.report is not None:
+        _check_explain(exported.report, arguments)
+    with _progress(f"writing {arguments.output}"):
+        modelio.save(exported.model, arguments.output)
     facts = {"opset": exported.opset, "route": exported.route, "notes": list(exported.notes)}
     for line in (exported.route, *exported.notes):
-        print(line, file=sys.stderr)
+        terminal.tell(line)
     if exported.report is None:
         _print(arguments, {"version": 1, "kind": "export", **facts}, lambda console: None)
         return _DONE
@@ -128,6 +146,24 @@ def _doctor(arguments: argparse.Namespace) -> int:
         diagnosis = runtimes.doctor()
     _print(arguments, diagnosis.to_json(), lambda console: runtimes.print_diagnosis(diagnosis, console))
     return _DONE
+
+
+def _check_output(output: str) -> None:
+    """Find that an output cannot be written before the work is paid for."""
+    from rmsnorm_onnx import modelio
+
+    modelio.check_output(output)
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.exists(output) and os.path.samestat(os.stat(output), os.fstat(1)):
+            raise UsageError(f"cannot write {output}: the report on stdout goes there; name another file")
+
+
+def _check_explain(shown: Report, arguments: argparse.Namespace) -> None:
+    """Find that there is nothing to explain before anything is written."""
+    from rmsnorm_onnx import report
+
+    if arguments.explain is not None:
+        report.explain(shown, arguments.explain)
 
 
 def _show(shown: Report, arguments: argparse.Namespace, more: dict[str, Any] | None = None) -> int:
@@ -148,9 +184,12 @@ def _print(arguments: argparse.Namespace, data: dict[str, Any], text: Callable[[
     from rmsnorm_onnx import report
 
     if arguments.json:
-        print(report.dumps(data))
+        terminal.write(report.dumps(data) + "\n")
     else:
-        text(Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False))
+        console = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        with console.capture() as captured:  # else rich decides what a broken pipe means
+            text(console)
+        terminal.write(captured.get())
 
 
 @contextlib.contextmanager
@@ -170,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rmsnorm-onnx",
         description="Find every RMSNorm of an ONNX model and rewrite it to one operator.",
-        epilog="exit codes: 0 done, 1 a check failed, 2 usage, 3 an invalid model, 4 a missing dependency",
+        epilog="exit codes: 0 done, 1 a check failed, 2 usage, 3 an invalid model, 4 a missing dependency, "
+        "128 and a signal's number: interrupted",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

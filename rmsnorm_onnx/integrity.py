@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_onnx import files
+from rmsnorm_onnx.attributes import check_attributes, label, subgraphs
 from rmsnorm_onnx.errors import ModelError
 
 
-def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
-    """Check a model's structure, its tensors' sizes and its external data files.
+def check_proto(proto: onnx.ModelProto, name: str, file: Path | None) -> None:
+    """Check a model's structure, its attributes, its tensors' sizes and its external data files.
 
     Args:
         proto: The model, its external data not loaded.
         name: How messages call the model.
-        folder: Where its external data lies; None when that is not known, and the data is not looked for.
+        file: The file that it was read from; None when there is none, and external data is not looked for.
 
     Raises:
         ModelError: the first thing that does not hold, with the mend.
@@ -43,8 +46,9 @@ def check_proto(proto: onnx.ModelProto, name: str, folder: Path | None) -> None:
         _check_nodes(function.node, set(function.input), where, frozenset())
         _check_outputs(function.output, function.node, function.input, where)
     _check_calls(proto, name)
+    check_attributes(proto, name)
     for tensor in tensors(proto):
-        _check_tensor(tensor, name, folder)
+        _check_tensor(tensor, name, file)
 
 
 def _check_calls(proto: onnx.ModelProto, name: str) -> None:
@@ -63,7 +67,7 @@ def _called(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str, str]]:
     for node in nodes:
         yield node.domain, node.op_type, node.overload
         for attribute in node.attribute:
-            for graph in _subgraphs(attribute):
+            for graph in subgraphs(attribute):
                 yield from _called(graph.node)
 
 
@@ -104,19 +108,8 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors
-    for graph in _subgraphs(attribute):
+    for graph in subgraphs(attribute):
         yield from _graph_tensors(graph)
-
-
-def _subgraphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
-
-
-def _label(node: onnx.NodeProto) -> str:
-    name = node.name or next((o for o in node.output if o), "")
-    return f"{node.op_type or 'a node without an operator'} {name!r}"
 
 
 def _check_graph(graph: onnx.GraphProto, where: str, outer: frozenset[str]) -> None:
@@ -124,7 +117,10 @@ def _check_graph(graph: onnx.GraphProto, where: str, outer: frozenset[str]) -> N
         raise ModelError(f"{where} holds sparse initializers, which would be lost; store them as dense ones")
     for value in (*graph.input, *graph.output, *graph.value_info):
         _forget_negative_dims(value)
-    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    stored = {t.name for t in graph.initializer}
+    if len(stored) < len(graph.initializer):
+        raise ModelError(f"{where} holds two initializers of one name; export the model again")
+    own = {v.name for v in graph.input} | stored
     _check_nodes(graph.node, own, where, outer)
     _check_outputs([v.name for v in graph.output], graph.node, own, where, outer)
 
@@ -141,19 +137,19 @@ def _check_nodes(nodes: list[onnx.NodeProto], own: set[str], where: str, outer: 
     defined: dict[str, onnx.NodeProto] = {}
     for node in nodes:
         if not node.op_type:
-            raise ModelError(f"{where}: {_label(node)} has no operator type; export the model again")
+            raise ModelError(f"{where}: {label(node)} has no operator type; export the model again")
         for output in node.output:
             if output and (output in defined or output in own):
-                raise ModelError(f"{where}: {output!r} is computed twice, again by {_label(node)}; rename one")
+                raise ModelError(f"{where}: {output!r} is computed twice, again by {label(node)}; rename one")
             if output:
                 defined[output] = node
     visible = outer | own | defined.keys()
     for node in nodes:
         for value in node.input:
             if value and value not in visible:
-                raise ModelError(f"{where}: {_label(node)} reads {value!r}, which nothing computes; export again")
+                raise ModelError(f"{where}: {label(node)} reads {value!r}, which nothing computes; export again")
         for attribute in node.attribute:
-            for graph in _subgraphs(attribute):
+            for graph in subgraphs(attribute):
                 _check_graph(graph, where, frozenset(visible))
     _check_acyclic(nodes, defined, where)
 
@@ -171,7 +167,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """The values that a node reads, those that its branches read from outside included."""
     yield from node.input
     for attribute in node.attribute:
-        for graph in _subgraphs(attribute):
+        for graph in subgraphs(attribute):
             own = {v.name for v in graph.input} | {o for inner in graph.node for o in inner.output}
             read = [v for inner in graph.node for v in _reads(inner)] + [v.name for v in graph.output]
             yield from (v for v in read if v not in own)
@@ -196,11 +192,11 @@ def _check_acyclic(nodes: list[onnx.NodeProto], defined: dict[str, onnx.NodeProt
             else:
                 done.update(node.output)
         if len(later) == len(waiting):
-            raise ModelError(f"{where}: the graph has a cycle through {_label(later[0])}; export the model again")
+            raise ModelError(f"{where}: the graph has a cycle through {label(later[0])}; export the model again")
         waiting = later
 
 
-def _check_tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> None:
+def _check_tensor(tensor: onnx.TensorProto, name: str, file: Path | None) -> None:
     what = f"{name}: tensor {tensor.name!r}"
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
@@ -213,8 +209,8 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> N
     count = math.prod(tensor.dims)
     nbytes = None if bits is None else -(-count * bits // 8)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        if folder is not None:
-            _check_external(tensor, what, folder, nbytes)
+        if file is not None:
+            _check_external(tensor, what, file, nbytes)
         return
     if tensor.HasField("raw_data"):
         held, needed, unit = len(tensor.raw_data), nbytes, "bytes"
@@ -235,29 +231,42 @@ def _entries(tensor: onnx.TensorProto, count: int, bits: int | None) -> tuple[in
     return len(getattr(tensor, field)), needed, f"entries of {field}"
 
 
-def _check_external(tensor: onnx.TensorProto, what: str, folder: Path, nbytes: int | None) -> None:
+def _check_external(tensor: onnx.TensorProto, what: str, model: Path, nbytes: int | None) -> None:
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
-    file = f"{what} keeps its data in {location!r}, which"
+    file = f"{what} keeps its data in {files.shown(location)!r}, which"
     if not location:
         raise ModelError(f"{what} names no external data file; export the model again")
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes or 0))
     except ValueError:
         raise ModelError(f"{what} has an external offset or length that is no number; export the model again") from None
+    try:
+        size = _data_size(file, model, location)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {files.words(error)}; export the model again") from error
+    if offset < 0 or length < 0 or (nbytes is not None and length < nbytes):
+        raise ModelError(f"{what} has the external offset {offset} and length {length}, and needs {nbytes} bytes")
+    if offset + length > size:
+        raise ModelError(f"{file} is too short: {size} of {offset + length} bytes are there; fetch it again")
+
+
+def _data_size(file: str, model: Path, location: str) -> int:
+    """The size of a data file, which must be a plain one beside the model or below."""
+    folder = model.parent
     path = folder / location
     if os.path.isabs(location) or not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
         raise ModelError(f"{file} leaves the model's folder; put the data beside the model and name it relatively")
-    if not path.exists() and not path.is_symlink():
-        raise ModelError(f"{file} does not exist; put it beside the model, or export again")
-    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"{file} does not exist; put it beside the model, or export again") from None
+    if stat.S_ISLNK(status.st_mode) or not path.resolve().is_relative_to(folder.resolve()):
         raise ModelError(f"{file} is a symbolic link, which onnx refuses too; put a copy of its target in its place")
-    if not path.is_file():
+    if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{file} is no file; put the data there, or export again")
-    status = path.stat()
+    if files.same(path, model):
+        raise ModelError(f"{file} is the model itself; put the data into a file of its own")
     if status.st_nlink > 1:
         raise ModelError(f"{file} has more than one hard link, which onnx refuses too; put a copy in its place")
-    if offset < 0 or length < 0 or (nbytes is not None and length < nbytes):
-        raise ModelError(f"{what} has the external offset {offset} and length {length}, and needs {nbytes} bytes")
-    if offset + length > status.st_size:
-        raise ModelError(f"{file} is too short: {status.st_size} of {offset + length} bytes are there; fetch it again")
+    return status.st_size

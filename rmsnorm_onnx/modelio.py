@@ -6,29 +6,20 @@ refers to it, a file saved elsewhere gets a plain copy of it (onnx refuses links
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import filecmp
-import itertools
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import warnings
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_onnx import integrity
+from rmsnorm_onnx import files, integrity, weights
 from rmsnorm_onnx.errors import ModelError, UsageError
 
 Kind: TypeAlias = Literal["path", "proto", "ir", "program"]
 """What a caller handed over: a path, an onnx.ModelProto, an onnx_ir.Model, or torch's ONNXProgram."""
-
-# Protobuf cannot hold 2 GiB; what is larger keeps its weights in a data file beside it.
-_PROTO_LIMIT = 2**31 - 2**24
-_SMALL_TENSOR = 1024
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -41,47 +32,52 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         The model, its nodes in topological order, its external tensors lazy.
 
     Raises:
-        ModelError: the file is missing, unreadable or not a valid model, or its external data is missing, too short
-            or outside the model's folder.
+        ModelError: the file is missing, no regular file, unreadable or not a valid model, or its external data is
+            missing, too short or outside the model's folder.
+        UsageError: the path is empty.
     """
-    name = os.fspath(path)
-    if not os.path.lexists(path):
-        raise ModelError(f"{name} does not exist; check the path")
-    if os.path.isdir(path):
-        raise ModelError(f"{name} is a folder; name the .onnx file in it")
-    proto = _parse(name)
-    folder = Path(os.path.abspath(path)).parent
-    integrity.check_proto(proto, name, folder)
-    model = _deserialize(proto, name)
-    for _, tensor in _external_tensors(model):
-        tensor.base_dir = str(folder)
-    return model
+    files.check_input(path)
+    name = files.shown(path)
+    proto = _parse(os.fspath(path), name)
+    file = Path(os.path.abspath(path))
+    integrity.check_proto(proto, name, file)
+    return _deserialize(proto, name, str(file.parent))
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Check that `save` could write there, before the work that comes first is paid for.
+
+    Raises:
+        UsageError: it could not.
+    """
+    files.output_file(path)
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write a model, whole or not at all; writing over the file it came from is fine.
 
     External data in the target's folder is kept by reference; other external data is copied there, under its own name,
-    or under a fresh one where another file bears it.
+    or under a fresh one where another file bears it. A link is written through: it stays, and what it links to becomes
+    the model, its data beside the link, where loaders look for it. Only a process that is killed outright leaves a
+    file behind, `.<name>.<8 digits>.tmp`.
 
     Raises:
-        UsageError: the file cannot be written there; nothing was.
+        UsageError: the file cannot be written there, or its data is kept there; nothing was written.
     """
-    target = Path(os.path.abspath(path))
-    if target.is_dir():
-        raise UsageError(f"cannot write {os.fspath(path)}: it is a folder; name a file")
-    if not target.parent.is_dir():
-        raise UsageError(f"cannot write {os.fspath(path)}: the folder {target.parent} does not exist; create it")
-    written: list[Path] = []
+    target = files.output_file(path)
+    weights.check_apart(model, target, files.shown(path))
+    added = files.Additions()
+    written = None
     try:
-        placed = _place_data(model, target, written)
-        with _replacing(target) as temporary:
+        placed = weights.beside(model, Path(os.path.abspath(path)), target, added)
+        with files.replacing(target) as temporary:
             _write(placed, temporary, target)
+            written = temporary.stat()
     except BaseException as error:
-        for file in written:
-            file.unlink(missing_ok=True)
+        if not files.is_there(target, written):
+            added.undo()
         if isinstance(error, OSError):
-            raise UsageError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+            raise UsageError(f"cannot write {files.shown(path)}: {files.words(error)}") from error
         raise
 
 
@@ -92,7 +88,8 @@ def to_ir(model: Any) -> tuple[ir.Model, Kind]:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or torch's ONNXProgram (recognised by its `model`).
 
     Returns:
-        The model, and which of the four it was, for `from_ir`.
+        The model, and which of the four it was, for `from_ir`. External data of a ModelProto is kept by reference, and
+        reading it raises a UsageError: a ModelProto does not say in which folder it is.
 
     Raises:
         ModelError: it is not a valid model.
@@ -105,25 +102,30 @@ def to_ir(model: Any) -> tuple[ir.Model, Kind]:
         proto = onnx.ModelProto()
         proto.CopyFrom(model)
         integrity.check_proto(proto, "the model", None)
-        return _deserialize(proto, "the model"), "proto"
+        return _deserialize(proto, "the model", None), "proto"
     if isinstance(model, ir.Model):
-        return model.clone(), "ir"
+        return _cloned(model), "ir"
     if isinstance(getattr(model, "model", None), ir.Model) and hasattr(model, "model_proto"):
-        return model.model.clone(), "program"
+        return _cloned(model.model), "program"
     kinds = "a path, an onnx.ModelProto, an onnx_ir.Model or torch's ONNXProgram"
     raise UsageError(f"a {type(model).__name__} is no model; give {kinds}")
 
 
-def from_ir(model: ir.Model, kind: Kind, original: Any = None) -> Any:
+def from_ir(model: ir.Model, kind: Kind, original: Any = None, *, changed: bool = True) -> Any:
     """A model as the caller's kind: a path and an onnx_ir.Model give an onnx_ir.Model.
 
     Args:
         model: The model.
         kind: What `to_ir` said.
         original: What `to_ir` was given; an ONNXProgram passes its other fields on.
+        changed: Whether the model was changed; a ModelProto that was not comes back as an equal one, to the byte.
     """
+    if kind == "proto" and not changed and original is not None:
+        same = onnx.ModelProto()
+        same.CopyFrom(original)
+        return same
     if kind == "proto":
-        return ir.to_proto(model)
+        return weights.to_proto(model)
     if kind == "program":
         program = copy.copy(original)
         program.model = model
@@ -133,22 +135,27 @@ def from_ir(model: ir.Model, kind: Kind, original: Any = None) -> Any:
     return model
 
 
-def _parse(name: str) -> onnx.ModelProto:
+def _cloned(model: ir.Model) -> ir.Model:
+    clone = model.clone()
+    weights.adopt(clone, "")  # onnx_ir looks for data of an unnamed folder in the working directory
+    return clone
+
+
+def _parse(path: str, name: str) -> onnx.ModelProto:
     try:
-        if os.path.getsize(name) == 0:
-            raise ModelError(f"{name} is empty; fetch it again")
-        return onnx.load(name, load_external_data=False)
-    except ModelError:
-        raise
+        return onnx.load(path, load_external_data=False)
     except OSError as error:
-        raise ModelError(f"{name} cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"{name} cannot be read: {files.words(error)}") from error
     except Exception as error:  # each of onnx's formats has its own exceptions, and all mean this
         raise ModelError(f"{name} is not an ONNX model or is cut short ({_one_line(error)}); fetch it again") from error
 
 
-def _deserialize(proto: onnx.ModelProto, name: str) -> ir.Model:
+def _deserialize(proto: onnx.ModelProto, name: str, folder: str | None) -> ir.Model:
     try:
-        model = ir.from_proto(proto)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Ignoring unknown external data key")  # `adopt` keeps them
+            model = ir.from_proto(proto)
+        weights.adopt(model, folder, proto)
         for graph in (model.graph, *(f.graph for f in model.functions.values())):
             graph.sort()
     except Exception as error:  # whatever it is, the file's contents are its cause
@@ -163,152 +170,11 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _external_tensors(model: ir.Model) -> Iterator[tuple[Callable[[ir.TensorProtocol], None], ir.ExternalTensor]]:
-    """Each external tensor with a function that puts another in its place."""
-    for put, tensor in _tensors(model):
-        if isinstance(tensor, ir.ExternalTensor):
-            yield put, tensor
-
-
-def _tensors(model: ir.Model) -> Iterator[tuple[Callable[[ir.TensorProtocol], None], ir.TensorProtocol]]:
-    graphs = [model.graph, *model.graph.subgraphs()]
-    for function in model.functions.values():
-        graphs += [function.graph, *function.graph.subgraphs()]
-    for graph in graphs:
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield _initializer_setter(value), value.const_value
-        for node in graph:
-            for attribute in tuple(node.attributes.values()):
-                if not attribute.is_ref() and attribute.type == ir.AttributeType.TENSOR:
-                    yield _attribute_setter(node, attribute.name), attribute.as_tensor()
-
-
-def _initializer_setter(value: ir.Value) -> Callable[[ir.TensorProtocol], None]:
-    def put(new: ir.TensorProtocol) -> None:
-        value.const_value = new
-
-    return put
-
-
-def _attribute_setter(node: ir.Node, name: str) -> Callable[[ir.TensorProtocol], None]:
-    def put(new: ir.TensorProtocol) -> None:
-        node.attributes[name] = ir.AttrTensor(name, new)
-
-    return put
-
-
-def _in_memory(tensor: ir.TensorProtocol) -> bool:
-    return not isinstance(tensor, ir.ExternalTensor) and tensor.dtype != ir.DataType.STRING
-
-
-def _place_data(model: ir.Model, target: Path, written: list[Path]) -> ir.Model:
-    """The model with all of its data in the target's folder; a clone when anything had to move.
-
-    Args:
-        model: The model, left alone.
-        target: The file that will hold it.
-        written: Every file that is created is appended, for the caller to remove should a later step fail.
-    """
-    outside = any(not _lies_in(t, target.parent) for _, t in _external_tensors(model))
-    inline = sum(t.nbytes for _, t in _tensors(model) if _in_memory(t))
-    if not outside and inline < _PROTO_LIMIT:
-        return model
-    placed = model.clone()
-    moved: dict[Path, str] = {}
-    for put, tensor in list(_external_tensors(placed)):
-        if not _lies_in(tensor, target.parent):
-            source = Path(os.path.abspath(tensor.path))
-            if source not in moved:
-                moved[source] = _copy_beside(source, _relative_location(tensor), target.parent, written)
-            put(_relocated(tensor, moved[source], target.parent))
-    if inline >= _PROTO_LIMIT:
-        _spill(placed, target, written)
-    return placed
-
-
-def _lies_in(tensor: ir.ExternalTensor, folder: Path) -> bool:
-    return not os.path.isabs(tensor.location) and os.path.realpath(tensor.base_dir or ".") == os.path.realpath(folder)
-
-
-def _relative_location(tensor: ir.ExternalTensor) -> Path:
-    location = Path(os.path.normpath(tensor.location))
-    return Path(location.name) if location.is_absolute() or ".." in location.parts else location
-
-
-def _relocated(tensor: ir.ExternalTensor, location: str, folder: Path) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        location,
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        doc_string=tensor.doc_string,
-        metadata_props=dict(tensor.metadata_props),
-        base_dir=str(folder),
-    )
-
-
-def _copy_beside(source: Path, location: Path, folder: Path, written: list[Path]) -> str:
-    """Copy a data file into a folder, reusing a file of the same content, never writing over another."""
-    if not source.is_file():
-        raise ModelError(f"the external data file {source} does not exist; put it there, or load the model again")
-    destination = _free_place(folder / location, lambda existing: filecmp.cmp(source, existing, shallow=False))
-    if not destination.exists():
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(destination) as temporary:
-            shutil.copyfile(source, temporary)
-        written.append(destination)
-    return destination.relative_to(folder).as_posix()
-
-
-def _free_place(wanted: Path, serves: Callable[[Path], bool]) -> Path:
-    """The wanted path, or the first numbered one beside it that is free or that holds the same."""
-    for n in itertools.count():
-        candidate = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}") if n else wanted
-        if not os.path.lexists(candidate):
-            return candidate
-        if candidate.is_file() and not candidate.is_symlink() and candidate.stat().st_nlink == 1 and serves(candidate):
-            return candidate
-    raise AssertionError("itertools.count() has no end")
-
-
-def _spill(model: ir.Model, target: Path, written: list[Path]) -> None:
-    """Move the weights that are in memory into a data file: together they are too large for a protobuf."""
-    large = [(put, t) for put, t in _tensors(model) if _in_memory(t) and t.nbytes > _SMALL_TENSOR]
-    place = _free_place(target.with_name(target.name + ".data"), lambda _: False)
-    written.append(place)
-    external = ir.external_data.convert_tensors_to_external([t for _, t in large], target.parent, place.name)
-    for (put, _), tensor in zip(large, external, strict=True):
-        put(tensor)
-
-
 def _write(model: ir.Model, temporary: Path, target: Path) -> None:
     suffix = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
-    temporary.write_bytes(_encoded(ir.to_proto(model), suffix or "protobuf"))
+    temporary.write_bytes(_encoded(weights.to_proto(model), suffix or "protobuf"))
 
 
 def _encoded(proto: onnx.ModelProto, form: str) -> bytes:
     data: bytes | str = onnx.serialization.registry.get(form).serialize_proto(proto)
     return data.encode() if isinstance(data, str) else data
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary file that takes the target's place when the block succeeds, and vanishes when it does not."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:32]}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # there is no way to read it without setting it
-    os.umask(mask)
-    return mask

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from rmsnorm_onnx import modelio
+from rmsnorm_onnx import weights as data_files
 from rmsnorm_onnx.errors import ModelError, UsageError
 
 WEIGHTS = np.arange(64, dtype=np.float32)
@@ -178,8 +179,8 @@ def test_constants_in_branches_and_functions_are_found(tmp_path: Path) -> None:
 
 def test_weights_too_large_for_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in memory that a protobuf cannot hold go to a data file beside the model."""
-    monkeypatch.setattr(modelio, "_PROTO_LIMIT", 100)
-    monkeypatch.setattr(modelio, "_SMALL_TENSOR", 16)
+    monkeypatch.setattr(data_files, "_PROTO_LIMIT", 100)
+    monkeypatch.setattr(data_files, "_SMALL_TENSOR", 16)
     given = ir.from_proto(model())
     modelio.save(given, tmp_path / "big.onnx")
     assert names(tmp_path) == ["big.onnx", "big.onnx.data"]
@@ -202,7 +203,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     if step == "write":
         monkeypatch.setattr(modelio, "_write", full)
     elif step == "copy":
-        monkeypatch.setattr(modelio.shutil, "copyfile", full)
+        monkeypatch.setattr(data_files.shutil, "copyfile", full)
     else:
         monkeypatch.setattr(os, "replace", lambda a, b: full() if Path(b).suffix == ".onnx" else real(a, b))
     with pytest.raises(UsageError, match=r"cannot write .*No space left on device"):
