@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 _DYNAMIC_DIMENSIONS = 2  # batch and sequence
 _LOUD_PACKAGES = ("torch", "transformers", "onnxscript", "onnx_ir")
+_ONE_AT_A_TIME = threading.Lock()  # torch.export patches modules of its own, and we redirect the output
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -111,10 +113,13 @@ def export(
     except ImportError as error:
         raise MissingDependencyError("torch", "exporting a module", "rmsnorm_onnx[torch]") from error
 
-    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    args = (args,) if isinstance(args, torch.Tensor) else args
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args must be a tuple of tensors, got a {type(args).__name__}; keyword inputs go into kwargs")
+    args = tuple(args)
     module, args, kwargs = _converted(module, args, dict(kwargs or {}), dtype)
     # With gradients, torch's successive traces disagree on the strides of attention's output, and T5 fails.
-    with _quiet(), _inference(module), torch.no_grad():
+    with _ONE_AT_A_TIME, _quiet(), _inference(module), torch.no_grad():
         program, wished = _trace(module, args, kwargs, dynamic_shapes)
         model = _translate(program, opset, input_names, output_names)
     report = None
@@ -226,10 +231,21 @@ def _translate(
         assert exported is not None  # it writes to no file
         model: ir.Model = exported.model
         common.RemoveUnusedNodesPass()(model)
+        _write_numerals_as_numbers(model)
     written = model.opset_imports.get("")
     if written != opset:
         raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
     return model
+
+
+def _write_numerals_as_numbers(model: ir.Model) -> None:
+    """torch names a dynamic dimension that the module turned out to fix by its size, "64": that is no symbol."""
+    values = [*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)]
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            name = None if isinstance(size, int) else size.value
+            if value.shape is not None and name is not None and name.isdecimal():
+                value.shape[axis] = int(name)
 
 
 def _fuse(model: ir.Model, consumer: str, form: str | None) -> tuple[ir.Model, FusionReport]:

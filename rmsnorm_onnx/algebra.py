@@ -146,7 +146,8 @@ class Algebra:
         number = self._shapes.constants.uniform(constant)
         if number is None or not math.isfinite(number.value):
             return None
-        atom = Shifted(product.value, product.powers[MeanSquare()], sign * number.value, clamp)
+        exponent = product.powers[MeanSquare()]
+        atom = Shifted(product.value, exponent, sign * number.value, clamp, product.constants)
         result = Product(
             powers={atom: 1.0}, squeezed=product.squeezed, spread=product.spread, precision=product.precision
         )

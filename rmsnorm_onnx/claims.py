@@ -15,7 +15,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import proves_fit
 from rmsnorm_onnx.inference import Dims
-from rmsnorm_onnx.product import Atom, MeanSquare, Product, Shifted, X
+from rmsnorm_onnx.product import Atom, Constant, MeanSquare, Product, Shifted, X
 from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
@@ -80,10 +80,17 @@ class Claims:
         if isinstance(statistic, Refusal):
             return statistic
         placement, epsilon, scale, atom, exponent = statistic
+        within = None
+        if isinstance(atom, Shifted) and not proves_coefficient(atom.coefficient, product.precision):
+            within = self._half_constant(atom.coefficient, atom.factors)
+            if within is not None:
+                epsilon, scale = atom.constant, 1.0
+                epsilon = math.sqrt(epsilon) if placement == "clamp" and atom.exponent == 1 else epsilon
         gain = self._gain(product, scale, node)
         if isinstance(gain, Refusal):
             return gain
         factor, rounded = gain
+        rounded = within if within is not None else rounded
         spread = self._spread(product, node)
         if spread is not None:
             return spread
@@ -161,7 +168,11 @@ class Claims:
             return "" if coefficient == 1.0 else None
         if proves_coefficient(coefficient, product.precision):
             return ""
-        halves = [(c, e) for c, e in product.constants if c.half]
+        return self._half_constant(coefficient, product.constants)
+
+    def _half_constant(self, coefficient: float, constants: tuple[tuple[Constant, float], ...]) -> str | None:
+        """What parts a coefficient from 1, where that is the one half constant in it, rounded to its type."""
+        halves = [(c, e) for c, e in constants if c.half]
         if len(halves) == 1 and coefficient > 0:
             constant, exponent = halves[0]
             ideal = constant.value / coefficient ** (1 / exponent)

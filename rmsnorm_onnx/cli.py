@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal.open_streams()
     try:
         arguments = _parser().parse_args(argv)
-    except SystemExit:
-        with contextlib.suppress(terminal.StdoutError):
-            terminal.write("")  # a full stdout is noticed here, not when Python ends
+    except SystemExit as leaving:
+        if not leaving.code and sys.stdout is not None and not _flushed():
+            return _FAILED
         raise
     output = getattr(arguments, "output", None)
     before = _state(output)
@@ -55,6 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = f"; {output} was written" if _state(output) != before else ""
     terminal.tell(f"rmsnorm-onnx: {message}{written}")
     return code
+
+
+def _flushed() -> bool:
+    """Whether the help reached stdout; else Python would complain of it when it ends."""
+    try:
+        terminal.write("")
+    except terminal.StdoutError as error:
+        terminal.tell(f"rmsnorm-onnx: {error}")
+        return False
+    return True
 
 
 def _state(output: str | None) -> tuple[int, ...] | None:
@@ -153,9 +164,15 @@ def _check_output(output: str) -> None:
     from rmsnorm_onnx import modelio
 
     modelio.check_output(output)
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.exists(output) and os.path.samestat(os.stat(output), os.fstat(1)):
-            raise UsageError(f"cannot write {output}: the report on stdout goes there; name another file")
+    if sys.stdout is not None and _is_stdout(output):
+        raise UsageError(f"cannot write {output}: the report on stdout goes there; name another file")
+
+
+def _is_stdout(output: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(output), os.fstat(1))
+    except OSError:
+        return False
 
 
 def _check_explain(shown: Report, arguments: argparse.Namespace) -> None:
@@ -186,10 +203,11 @@ def _print(arguments: argparse.Namespace, data: dict[str, Any], text: Callable[[
     if arguments.json:
         terminal.write(report.dumps(data) + "\n")
     else:
-        console = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-        with console.capture() as captured:  # else rich decides what a broken pipe means
-            text(console)
-        terminal.write(captured.get())
+        # Not to stdout itself: there rich decides what a broken pipe means.
+        shown, colour = io.StringIO(), sys.stdout is not None and sys.stdout.isatty()
+        width = None if colour else _PIPE_WIDTH
+        text(Console(file=shown, force_terminal=colour or None, width=width, highlight=False))
+        terminal.write(shown.getvalue())
 
 
 @contextlib.contextmanager

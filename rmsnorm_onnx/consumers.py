@@ -54,6 +54,7 @@ class Choice:
     domain: str = functions.DOMAIN
 
 
+_INLINED = "onnxruntime inlines it, and fuses the body where it has a kernel: the last axis, a gain, epsilon inside"
 _FUNCTION = Rule("function", "the file carries the function's body, so every runtime can expand it")
 
 TABLE: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
@@ -62,11 +63,17 @@ TABLE: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "onnxruntime": (
             Rule("onnx", "its float16 kernel needs no Casts, which the fused function keeps", x_types=("float16",)),
             Rule("contrib", "its kernel of half types needs no Casts; the file loads in onnxruntime alone", _HALVES),
-            Rule("function", "onnxruntime inlines it and fuses its body into its own kernel"),
+            Rule(
+                "function",
+                _INLINED,
+            ),
         ),
         "onnxruntime-cuda": (
             Rule("contrib", "the fused kernel of half types (by its source, not measured here)", _HALVES),
-            Rule("function", "onnxruntime inlines it and fuses its body into its own kernel"),
+            Rule(
+                "function",
+                _INLINED,
+            ),
         ),
         "onnxruntime-tensorrt": (
             Rule("plugin", "its TensorRT provider takes plugins from trt.plugins", domain=ONNXRUNTIME_DOMAIN),

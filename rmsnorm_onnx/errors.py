@@ -57,3 +57,8 @@ class MissingDependencyError(RMSNormError):
 
     def __init__(self, package: str, purpose: str, install: str) -> None:
         super().__init__(f"{purpose} needs {package}: pip install '{install}'")
+        self._given = (package, purpose, install)
+
+    def __reduce__(self) -> tuple[type[MissingDependencyError], tuple[str, str, str]]:
+        """Errors cross process boundaries by what they were made from."""
+        return type(self), self._given

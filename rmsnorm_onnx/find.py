@@ -19,7 +19,7 @@ from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_centring
-from rmsnorm_onnx.tail import Tails, sole_user
+from rmsnorm_onnx.tail import Tails, leaves_own, sole_user
 from rmsnorm_onnx.view import Ref, View
 
 _WALK_LIMIT = 1024  # values that one statistic may reach before it is given up
@@ -66,7 +66,7 @@ class Finder:
         for node, calls in self._view.nodes():
             if node.op_type in REDUCTIONS and node.domain in ("", "ai.onnx"):
                 self._visit(node, calls)
-            elif node.op_type == "Sub":
+            elif node.op_type in ("Sub", "Add"):
                 subtractions.append((node, calls))
             else:
                 native = self._native.read(node, calls)
@@ -135,12 +135,14 @@ class Finder:
                 if not node.outputs:
                     continue
                 out = Ref(node.outputs[0], calls)
-                if out in seen or len(seen) >= _WALK_LIMIT:
+                if out in seen or len(seen) >= _WALK_LIMIT or leaves_own(candidate.reduction.calls, calls):
                     continue
                 product = algebra.product(out)
                 if not product.statistics:
                     refusals.extend(self._obstacle(node, calls, ref, algebra))
                     continue
+                if len(product.opaques) > 1:
+                    continue  # more than a gain: nothing cancels, so that no norm follows
                 seen.add(out)
                 pending.append(out)
                 if node.op_type in ("Mul", "Div") and node.domain in ("", "ai.onnx"):

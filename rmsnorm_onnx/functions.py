@@ -30,6 +30,12 @@ DOMAIN = "rmsnorm_onnx"
 VERSION = 1
 NAME = "RMSNorm"
 SPEC_KEY = "rmsnorm_onnx.spec"  # the spec as JSON, in a new node's metadata_props: a hint, never evidence
+_ATTRIBUTE_TYPES = {
+    "epsilon": ir.AttributeType.FLOAT,
+    "axis": ir.AttributeType.INT,
+    "trailing": ir.AttributeType.INT,
+    "gain": ir.AttributeType.TENSOR,
+}
 IR_VERSION = 8  # the first that has model-local functions
 
 
@@ -84,6 +90,10 @@ def disagreement(node: ir.Node, spec: RMSNormSpec, rank: int | None = None) -> s
         spec: What the function's body computes for this node.
         rank: x's rank, which a positive `axis` is counted with.
     """
+    for name, kind in _ATTRIBUTE_TYPES.items():
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.type != kind:
+            return f"the node's attribute {name} is of type {attribute.type.name}, not {kind.name}"
     epsilon, axis = node.attributes.get("epsilon"), node.attributes.get("axis")
     if epsilon is not None and np.float32(epsilon.as_float()) != np.float32(spec.epsilon):
         return f"the node says epsilon {epsilon.as_float()!r}, its function's body computes with {spec.epsilon!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import onnx
@@ -12,6 +13,9 @@ Dims = tuple[Dim, ...]
 Info = tuple[ir.DataType | None, Dims | None]
 """What is known of a value: its element type and its dimensions."""
 
+# onnx numbers the dimensions that it cannot name from 0 in every run: only within a run is a number one dimension.
+_INVENTED = "unk__"
+_RUNS = itertools.count()
 _INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
 
 
@@ -19,7 +23,12 @@ def declared(value: ir.Value) -> Dims | None:
     """The shape that the file declares for a value; None when it declares no rank."""
     if value.shape is None:
         return None
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    return tuple(d if isinstance(d, int) else symbol(d.value) for d in value.shape)
+
+
+def symbol(name: str | None) -> Dim:
+    """A symbolic dimension by its name; a numeral is a number, as torch writes a dimension that turned out fixed."""
+    return int(name) if name is not None and name.isdecimal() else name or None
 
 
 def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] | None = None) -> dict[ir.Value, Info]:
@@ -58,7 +67,7 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
     except Exception:  # whatever onnx finds wrong here, the sites are declined with an unknown shape
         return {}
     found: dict[ir.Value, Info] = {}
-    _collect(inferred.graph, graph, found)
+    _collect(inferred.graph, graph, found, f"run {next(_RUNS)}: ")
     return found
 
 
@@ -77,20 +86,25 @@ def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shap
         info.type.tensor_type.shape.SetInParent()
 
 
-def _collect(proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, Info]) -> None:
+def _collect(proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, Info], run: str) -> None:
     infos = {i.name: i.type.tensor_type for i in (*proto.value_info, *proto.output) if i.type.HasField("tensor_type")}
     for node, node_proto in zip(graph, proto.node, strict=False):
         for value in node.outputs:
             info = infos.get(value.name or "")
             if info is not None:
-                found[value] = (ir.DataType(info.elem_type), _dims(info))
+                found[value] = (ir.DataType(info.elem_type), _dims(info, run))
         for attr in node_proto.attribute:
             own = node.attributes.get(attr.name)
             if attr.type == onnx.AttributeProto.GRAPH and own is not None and not own.is_ref():
-                _collect(attr.g, own.as_graph(), found)
+                _collect(attr.g, own.as_graph(), found, run)
 
 
-def _dims(info: onnx.TypeProto.Tensor) -> Dims | None:
+def _dims(info: onnx.TypeProto.Tensor, run: str) -> Dims | None:
     if not info.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in info.shape.dim)
+    dims: list[Dim] = []
+    for dim in info.shape.dim:
+        invented = dim.dim_param.startswith(_INVENTED)
+        name = f"{run}{dim.dim_param}" if invented else dim.dim_param
+        dims.append(dim.dim_value if dim.HasField("dim_value") else symbol(name))
+    return tuple(dims)

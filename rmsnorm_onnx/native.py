@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx.forms import FORMS, Reading
+from rmsnorm_onnx.functions import DOMAIN
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, node_name
@@ -55,4 +56,7 @@ class Native:
             found: Reading | Declined | None = reader(node, types)
             if found is not None:
                 return found
+        if node.domain == DOMAIN and self._view.function_of(node) is None:
+            reason = f"the function of {node_name(node)} is not in the file, so that what it computes is unknown"
+            return Declined(DeclineCode.INVALID, reason, node)
         return None

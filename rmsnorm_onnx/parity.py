@@ -18,14 +18,14 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes, modelio
-from rmsnorm_onnx.errors import MissingDependencyError, UsageError
+from rmsnorm_onnx.errors import MissingDependencyError, ModelError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
 from rmsnorm_onnx.oracle import tolerance
 from rmsnorm_onnx.passes import raise_statistic
 from rmsnorm_onnx.shapes import Shapes
-from rmsnorm_onnx.site import Match, selected
+from rmsnorm_onnx.site import Match, patterns, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.subgraph import Places, Stop, UncutError
 from rmsnorm_onnx.trial import Trial, measure, one_line
@@ -56,6 +56,7 @@ class SiteParity:
         original_ratio: Its worst error over the bound that its own rounding points allow.
         ulp: Worst distance of the model's node, in ulp; None where it was not run.
         ratio: Its worst error over the bound.
+        lost: Whether the model has no value of the norm's name in its scope.
         unrun: Why the original or the new node was not run, each one sentence.
         notes: What a reader should know, each one sentence.
     """
@@ -69,6 +70,7 @@ class SiteParity:
     original_ratio: float | None = None
     ulp: float | None = None
     ratio: float | None = None
+    lost: bool = False
     unrun: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -98,8 +100,8 @@ class ParityReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every node that was run is within its bound; `unrun` has the others."""
-        return all(site.within is not False for site in self.sites)
+        """Whether no norm was lost and every node that was run is within its bound; `unrun` has those that were not."""
+        return all(site.within is not False and not site.lost for site in self.sites)
 
     @property
     def unrun(self) -> tuple[SiteParity, ...]:
@@ -114,7 +116,7 @@ class ParityReport:
 
 
 def verify(
-    model: Any, original: Any = None, *, seed: int = 0, max_rows: int = 64, only: Sequence[str] | None = None
+    model: Any, original: Any = None, *, seed: int = 0, max_rows: int = 64, only: str | Sequence[str] | None = None
 ) -> ParityReport:
     """Measures every norm of a model against the float64 reference, and the same norms of the original beside them.
 
@@ -146,7 +148,7 @@ def verify(
     new = _fused(old) if original is None else _as_ir(model)
     comparison = _Comparison(new, old, seed, max_rows)
     matches = [m for m in find_rms_norms(old) if isinstance(m, Match)]
-    chosen = [m for m in matches if selected(m.name, m.module, only or (), ())]
+    chosen = [m for m in matches if selected(m.name, m.module, patterns(only), ())]
     return ParityReport(sites=tuple(comparison.site(match) for match in chosen), seed=seed)
 
 
@@ -190,7 +192,7 @@ class _Comparison:
         try:
             trials = self._trials(match, spec)
             size = trials[0]().rows.size
-        except (UncutError, OSError, ValueError) as problem:
+        except (UncutError, ModelError, OSError, ValueError) as problem:
             trials, unrun = [], [f"not run: {one_line(problem)}"]
         if trials:
             try:
@@ -214,6 +216,7 @@ class _Comparison:
             spec=spec,
             dtype=match.x_type,
             tolerance=tolerance(spec, match.x_type, size),
+            lost=self._new_places.find(match.scope, match.output.name) is None,
             unrun=tuple(unrun),
             notes=notes,
             **measured,

@@ -19,7 +19,7 @@ from rmsnorm_onnx.forms import FORMS
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
-from rmsnorm_onnx.site import Match, selected
+from rmsnorm_onnx.site import Match, patterns, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.view import View, default_opset, graph_nodes
 from rmsnorm_onnx.writer import Names, Writer
@@ -83,8 +83,8 @@ class FuseRMSNorm(ir.passes.InPlacePass):
         consumer: str = "any",
         form: str | None = None,
         allow_rounding_change: bool = False,
-        only: Sequence[str] = (),
-        skip: Sequence[str] = (),
+        only: str | Sequence[str] = (),
+        skip: str | Sequence[str] = (),
         gain_attribute: bool = False,
     ) -> None:
         """Holds the options."""
@@ -93,8 +93,8 @@ class FuseRMSNorm(ir.passes.InPlacePass):
             consumer=consumer,
             form=form,
             allow_rounding_change=allow_rounding_change,
-            only=tuple(only),
-            skip=tuple(skip),
+            only=patterns(only),
+            skip=patterns(skip),
             gain_attribute=gain_attribute,
         )
 
@@ -111,8 +111,8 @@ def fuse(
     form: str | None = None,
     allow_rounding_change: bool = False,
     verify: bool = False,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     gain_attribute: bool = False,
 ) -> tuple[Any, FusionReport]:
     """Turns every RMSNorm of a model into one operator.
@@ -142,8 +142,8 @@ def fuse(
         consumer=consumer,
         form=form,
         allow_rounding_change=allow_rounding_change,
-        only=tuple(only),
-        skip=tuple(skip),
+        only=patterns(only),
+        skip=patterns(skip),
         gain_attribute=gain_attribute,
     )
     working, kind = modelio.to_ir(model)
@@ -152,7 +152,7 @@ def fuse(
     if original is not None:
         sites = _measured(sites, working, original)
     report = FusionReport(sites=tuple(sites), consumer=consumer, missing_kernels=kernel_gaps(working))
-    return modelio.from_ir(working, kind, model), report
+    return modelio.from_ir(working, kind, model, changed=report.rewritten > 0), report
 
 
 def rewrite(model: ir.Model, options: Options) -> list[SiteReport]:
@@ -191,12 +191,21 @@ class _Rewriter:
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
             self._functions.finish()
+            reports = [self._with_plugin_note(report) for report in reports]
             if had_functions:
                 _drop_own_uncalled(self._model)
             if oldest < _OVERRIDABLE_IR <= self._model.ir_version:
                 # Until then initializers had to be inputs too; from then on that says that a caller may override them.
                 common.RemoveInitializersFromInputsPass()(self._model)
         return reports
+
+    def _with_plugin_note(self, report: SiteReport) -> SiteReport:
+        """Says of a plugin node whether the file also runs without the plugin."""
+        own = (functions.DOMAIN, functions.NAME, "")
+        if report.action != "rewritten" or report.form != "plugin" or own in self._model.functions:
+            return report
+        note = "runs with the plugin alone: one body under the plugin's name cannot serve all nodes of this file"
+        return dataclasses.replace(report, notes=(*report.notes, note))
 
     def _settle(self, match: Match) -> SiteReport:
         """Rewrites a site, or says why it is kept."""
@@ -211,8 +220,8 @@ class _Rewriter:
         form, why = choice.form, choice.why
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
-        if match.form == form:
-            return dataclasses.replace(found, action="kept", why=f"already in the form {form}")
+        if match.form == form or self._is_between_casts(raised, opset):
+            return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         only = _only_in_its_form(match)
         if only is not None:
             return dataclasses.replace(found, action="kept", why=only)
@@ -235,6 +244,21 @@ class _Rewriter:
             return choose(options.consumer, match, opset, allow_rounding_change=options.allow_rounding_change)
         domain = ONNXRUNTIME_DOMAIN if options.consumer == "onnxruntime-tensorrt" else functions.DOMAIN
         return Choice(options.form, "asked for", domain)
+
+    def _is_between_casts(self, match: Match, opset: int) -> bool:
+        """Whether a native node stands as this package writes it for a half norm that rounds once: float32, with Casts.
+
+        Alone, it is a float32 norm, for which another form might be chosen, and then another again.
+        """
+        source = _cast_from(match.x)
+        readers = {node for node, _ in match.output.uses()}
+        casts = [n for n in readers if n.op_type == "Cast" and n.outputs[0].dtype == (source and source.dtype)]
+        half = None if source is None else dtypes.float_name(source.dtype)
+        if match.form not in ("onnx", "contrib") or source is None or half is None or len(casts) != len(readers):
+            return False
+        spec = match.spec.replace(normalized_type="float32", gain_type="float32", result_type="x")
+        around = dataclasses.replace(match, x=source, x_type=half, spec=spec, form="primitive")
+        return bool(readers) and self._choose(around, opset).form == match.form
 
     def _write(self, match: Match, choice: Choice, container: ir.Graph | ir.Function, opset: int) -> None:
         if self._names is None or self._functions is None:
@@ -290,6 +314,14 @@ class _Rewriter:
         new.metadata_props.update(old.metadata_props)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         self._replaced[old] = new
+
+
+def _cast_from(value: ir.Value) -> ir.Value | None:
+    """What a Cast to a wider type was given; None for another value."""
+    node = value.producer()
+    if node is None or node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
+        return None
+    return node.inputs[0]
 
 
 def _only_in_its_form(match: Match) -> str | None:

@@ -121,9 +121,12 @@ class Placer:
 
     def settle(self) -> list[Match | Declined]:
         """One result a site, in the order of the search."""
-        results = []
+        results: list[Match | Declined] = []
+        refused = {e.result.node for e in self._entries.values() if isinstance(e.result, Declined)}
         for entry in self._entries.values():
             result = entry.result
+            if isinstance(result, Match) and result.node in refused and result.node.domain == OWN_DOMAIN:
+                continue  # what a node says of itself is invalid, whatever its body computes
             if isinstance(result, Match) and (entry.disagrees or not self._seen_by_all(entry)):
                 reason = f"the callers of the function around {result.name} do not agree on what it computes"
                 result = Declined(DeclineCode.SHAPE, reason, result.node, result.scope)

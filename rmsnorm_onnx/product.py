@@ -22,13 +22,31 @@ class MeanSquare:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """A scalar constant as a factor: its number, and whether its type is a half type (so that it was rounded to it)."""
+
+    ref: Ref
+    value: float
+    half: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Shifted:
-    """A power of the mean square plus a constant, or its maximum with a constant."""
+    """A power of the mean square plus a constant, or its maximum with a constant.
+
+    Attributes:
+        coefficient: What the power of the mean square is multiplied by.
+        exponent: The power.
+        constant: What is added, or the lower limit.
+        clamp: Whether it is a limit.
+        factors: The constants in the coefficient, with their exponents.
+    """
 
     coefficient: float
     exponent: float
     constant: float
     clamp: bool
+    factors: tuple[tuple[Constant, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,15 +57,6 @@ class Opaque:
 
 
 Atom = X | MeanSquare | Shifted | Opaque
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Constant:
-    """A scalar constant as a factor: its number, and whether its type is a half type (so that it was rounded to it)."""
-
-    ref: Ref
-    value: float
-    half: bool
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen: thousands are made, and freezing doubles their cost

@@ -74,6 +74,7 @@ class Shapes:
         self._depth = 0
         self._inferred: dict[ir.Value, Info] | None = None
         self._bodies: dict[tuple[ir.Node, ...], dict[ir.Value, Info]] = {}
+        self._signatures: dict[tuple[object, ...], dict[ir.Value, Info]] = {}
 
     def dtype(self, ref: Ref) -> ir.DataType | None:
         """The element type of a resolved Ref, or None when it is unknown."""
@@ -281,8 +282,15 @@ class Shapes:
             self._bodies[ref.calls] = {}
             function = self._view.function_of(ref.calls[-1])
             if function is not None:
-                self._bodies[ref.calls] = infer(self._view.model, function.graph, self._arguments(function, ref.calls))
+                self._bodies[ref.calls] = self._body(function, self._arguments(function, ref.calls))
         return self._bodies[ref.calls].get(ref.value, (None, None))
+
+    def _body(self, function: ir.Function, arguments: dict[ir.Value, Info]) -> dict[ir.Value, Info]:
+        """What is inferred in a function's body, once for calls with arguments of one kind."""
+        key = (function.identifier(), tuple(arguments.items()))
+        if key not in self._signatures:
+            self._signatures[key] = infer(self._view.model, function.graph, arguments)
+        return self._signatures[key]
 
     def _arguments(self, function: ir.Function, calls: tuple[ir.Node, ...]) -> dict[ir.Value, Info]:
         arguments: dict[ir.Value, Info] = {}

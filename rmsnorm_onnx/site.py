@@ -132,6 +132,11 @@ def module_name(node: ir.Node) -> str | None:
     return names[-2] if named else None  # the last is the operation itself
 
 
+def patterns(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Patterns as a tuple; a string is one pattern, not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
 def selected(name: str, module: str | None, only: Sequence[str], skip: Sequence[str]) -> bool:
     """Whether a site's name or module matches some pattern of `only` (all, if there is none) and none of `skip`."""
 

@@ -77,12 +77,17 @@ class RMSNormSpec:
     result_type: str = "x"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, tuple | list):
+            raise SpecError(f"axes must be a tuple of negative integers, got {self.axes!r}")
         axes = tuple(self.axes)
         object.__setattr__(self, "axes", axes)
         if not axes or any(not isinstance(a, int) or a >= 0 for a in axes):
             raise SpecError(f"axes must be negative integers, at least one, got {self.axes!r}")
         if axes != tuple(range(axes[0], axes[0] + len(axes))) or (len(axes) > 1 and axes[-1] != -1):
             raise SpecError(f"axes must be trailing axes in ascending order, or one inner axis, got {self.axes!r}")
+        for name, kinds in (("epsilon", (int, float)), ("gain_offset", (int, float)), ("leading", (int, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
+                raise SpecError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not math.isfinite(self.epsilon) or self.epsilon < 0:
             raise SpecError(f"epsilon must be finite and not negative, got {self.epsilon!r}")
         if self.epsilon_placement not in PLACEMENTS:

@@ -8,6 +8,7 @@ import math
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.algebra import proves_fit
 from rmsnorm_onnx.constants import Scalar
 from rmsnorm_onnx.copies import Copies, integer
 from rmsnorm_onnx.inference import Dims
@@ -217,12 +218,8 @@ class Squares:
         if first is None or second is None:
             return None
         if node.op_type == "Mul":
-            return (
-                first
-                if self._copies.peel(first) == self._copies.peel(second) and self._keeps_shape(ref, first)
-                else None
-            )
-        if node.op_type != "Pow" or not self._keeps_shape(ref, first):
+            return first if self._copies.peel(first) == self._copies.peel(second) else None
+        if node.op_type != "Pow" or not self._keeps_shape(first, second):
             return None
         exponent = self._shapes.constants.uniform(second)
         if exponent is None or not proves_exponent(exponent.value):
@@ -230,11 +227,10 @@ class Squares:
             return Refusal(DeclineCode.EXPONENT, f"the exponent of {node_name(node)} is {what}, not 2", node)
         return first
 
-    def _keeps_shape(self, result: Ref, source: Ref) -> bool:
-        a, b = self._shapes.shape(result), self._shapes.shape(source)
-        if a is None or b is None:
-            return a is b
-        return len(a) == len(b) and all(p == q for p, q in zip(a, b, strict=True))
+    def _keeps_shape(self, value: Ref, constant: Ref) -> bool:
+        """Whether broadcasting against a constant leaves a value's shape alone."""
+        shape, other = self._shapes.shape(value), self._shapes.shape(constant)
+        return other == () or (shape is not None and proves_fit(other, shape))
 
     def _scaled(self, node: ir.Node, ref: Ref) -> tuple[Ref, float, float] | None:
         """(value, factor, the spacing at 1 of the factor's type) of a Mul or Div by a scalar constant."""
@@ -244,11 +240,11 @@ class Squares:
         if first is None or second is None:
             return None
         number = self._shapes.constants.scalar(second)
-        if number is not None and number.value and self._keeps_shape(ref, first):
+        if number is not None and number.value and self._keeps_shape(first, second):
             factor = number.value if node.op_type == "Mul" else 1.0 / number.value
             return first, factor, _spacing(number)
         number = self._shapes.constants.scalar(first)
-        if node.op_type == "Mul" and number is not None and self._keeps_shape(ref, second):
+        if node.op_type == "Mul" and number is not None and self._keeps_shape(second, first):
             return second, number.value, _spacing(number)
         return None
 
@@ -286,23 +282,38 @@ def is_centring(
     view: View, shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], axes: tuple[int, ...] | None = None
 ) -> bool:
     """Whether a node subtracts from a value its own mean (over the given axes, if any are given)."""
-    if node.op_type != "Sub" or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in ("Sub", "Add") or node.domain not in ("", "ai.onnx"):
         return False
     copies = Copies(view, shapes)
-    whole, mean = view.input(node, calls, 0), view.input(node, calls, 1)
-    if whole is None or mean is None:
-        return False
-    mean = copies.peel(mean)
-    reducer = mean.value.producer()
-    if reducer is None or reducer.op_type != "ReduceMean":
-        return False
-    source, shape = view.input(reducer, mean.calls, 0), shapes.shape(whole)
-    if source is None or copies.peel(source) != copies.peel(whole):
-        return False
-    if axes is None or shape is None:
-        return True
-    reduced = reduction_axes(shapes, reducer, mean.calls, len(shape))
-    return reduced is not None and tuple(a - len(shape) for a in reduced) == axes
+    first, second = view.input(node, calls, 0), view.input(node, calls, 1)
+    for whole, mean in ((first, second), (second, first)) if node.op_type == "Add" else ((first, second),):
+        reducer = None if mean is None else _mean(view, copies, mean, negated=node.op_type == "Add")
+        source = None if reducer is None else view.input(reducer[0], reducer[1], 0)
+        if whole is None or reducer is None or source is None or copies.peel(source) != copies.peel(whole):
+            continue
+        shape = shapes.shape(whole)
+        reduced = None if shape is None else reduction_axes(shapes, *reducer, len(shape))
+        if axes is None or shape is None or (reduced and tuple(a - len(shape) for a in reduced) == axes):
+            return True
+    return False
+
+
+def _mean(view: View, copies: Copies, ref: Ref, *, negated: bool) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
+    """The reduction that a subtracted mean comes from, through what moves, casts, scales and negates it."""
+    for _ in range(8):
+        node = ref.value.producer()
+        if node is None:
+            return None
+        if node.op_type in ("ReduceMean", "ReduceSum"):
+            return None if negated else (node, ref.calls)
+        if node.op_type not in ("Neg", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity", "Div", "Mul"):
+            return None
+        negated ^= node.op_type == "Neg"
+        source = view.input(node, ref.calls, 0)
+        if source is None:
+            return None
+        ref = source
+    return None
 
 
 def squared_axes(equation: str, rank: int) -> tuple[int, ...] | None:

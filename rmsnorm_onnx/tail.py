@@ -9,6 +9,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.claims import Claim, Claims, Gain
 from rmsnorm_onnx.copies import Copies
+from rmsnorm_onnx.functions import DOMAIN
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.view import Ref, View
 
@@ -56,6 +57,12 @@ def _says(tail: Tail, formed: str) -> bool:
     if dtypes.holds(formed, tail.product_type):
         return tail.result_type == tail.product_type
     return formed == tail.result_type and not dtypes.holds(formed, "float32")
+
+
+def leaves_own(inside: tuple[ir.Node, ...], now: tuple[ir.Node, ...]) -> bool:
+    """Whether a chain of calls has left a function of ours: its node is the norm, whatever stands around it."""
+    own = next((i for i, call in enumerate(inside) if call.domain == DOMAIN), None)
+    return own is not None and now[: own + 1] != inside[: own + 1]
 
 
 def sole_user(view: View, ref: Ref) -> _Use | None:
@@ -109,7 +116,7 @@ class Tails:
         node, calls = user
         out = Ref(node.outputs[0], calls)
         out_type = self._shapes.float_type(out)
-        if out_type is None or node.domain not in ("", "ai.onnx"):
+        if leaves_own(tip.calls, calls) or out_type is None or node.domain not in ("", "ai.onnx"):
             return None
         if node.op_type == "Add":
             return self._biased(claims, tail, tip, node, out, out_type)

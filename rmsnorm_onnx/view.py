@@ -164,7 +164,7 @@ class View:
             pending += [Ref(calls[-1].outputs[i], calls[:-1]) for i in indices if i < len(calls[-1].outputs)]
             for node, index in value.uses():
                 function = self.function_of(node)
-                if function is not None and index < len(function.inputs):
+                if function is not None and index < len(function.inputs) and len(calls) < MAX_CALL_DEPTH:
                     pending.append(Ref(function.inputs[index], (*calls, node)))
         return False
 

@@ -308,7 +308,7 @@ def test_report_as_json_and_text() -> None:
     assert (data["version"], data["kind"], data["ok"], data["seed"], data["within"]) == (1, "parity", False, 3, 0)
     assert set(data["sites"][0]) == {
         *("name", "scope", "spec", "dtype", "tolerance", "original_ulp", "original_ratio", "ulp", "ratio"),
-        *("unrun", "notes", "within"),
+        *("lost", "unrun", "notes", "within"),
     }
     assert RMSNormSpec.from_json(data["sites"][0]["spec"]) == report.sites[0].spec
     stream = io.StringIO()
