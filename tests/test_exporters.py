@@ -377,3 +377,22 @@ def test_form_and_consumer_reach_the_rewrite() -> None:
     by_consumer = export(module, x, consumer="tensorrt-plugin")
     assert by_consumer.report.consumer == "tensorrt-plugin"
     assert [s.form for s in by_consumer.report.sites] == ["plugin"]
+
+
+def test_a_norm_right_at_a_rank_two_input() -> None:
+    """A dimension that the module fixes is a number in the file, is said in the notes, and hides no norm."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.arange(1.0, 65.0)
+
+    result = export(Norm(), (torch.randn(2, 64),))
+    assert result.report is not None and (result.report.found, result.report.declined) == (1, 0)
+    assert result.model.graph.inputs[0].shape[1] == 64
+    assert any("fixed at 64" in note for note in result.notes)
+
+
+def test_arguments_that_are_no_tuple() -> None:
+    """A dictionary of inputs is a usage error, before its keys are taken for tensors."""
+    with pytest.raises(UsageError, match="tuple of tensors"):
+        export(torch.nn.RMSNorm(8), {"x": torch.randn(2, 8)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -10,6 +11,7 @@ from sites import find, one
 
 from rmsnorm_onnx import Declined, Match, find_rms_norms, fuse, view
 from rmsnorm_onnx.shapes import Shapes
+from rmsnorm_onnx.site import DeclineCode
 
 FUNCTION = """
 <domain: "own", opset_import: ["" : 18, "own" : 1]> norm (a) => (b) {
@@ -172,3 +174,78 @@ def test_what_only_the_native_form_holds_is_kept() -> None:
         fused, report = fuse(model, form="function")
         assert [site.action for site in report.sites] == ["kept"] and words in report.sites[0].why
         assert [n.op_type for n in fused.graph] == [n.op_type for n in model.graph]
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        "mu = ReduceMean (x, last)\n c = Sub (x, mu)",
+        "m0 = ReduceMean <keepdims = 0> (x, last)\n mu = Unsqueeze (m0, last)\n c = Sub (x, mu)",
+        "t = ReduceSum (x, last)\n mu = Div (t, four)\n c = Sub (x, mu)",
+        "t = ReduceMean (x, last)\n mu = Neg (t)\n c = Add (mu, x)",
+    ],
+)
+def test_layer_norm_in_any_spelling(mean: str) -> None:
+    """However the mean is subtracted, it is LayerNorm, and named."""
+    text = edit(NORM, " sq = Pow (x,", f" {mean}\n sq = Pow (c,", "Div (x,", "Div (c,")
+    text = edit(text, "float two", "float four = {4.0}, float two")
+    (site,) = find_rms_norms(parse(text))
+    assert isinstance(site, Declined) and site.code is DeclineCode.LAYER_NORM
+
+
+def test_invented_symbols_are_not_declared_ones() -> None:
+    """onnx numbers unknown dimensions anew in each inference: a file's unk__1 is another dimension than its own."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> m (float[M,N] a0, int64[2] shape) => (float y)
+        <float eps = {1e-5}, int64[1] last = {-1}> { nz = NonZero (a0) a = Cast <to = 1> (nz) b = Reshape (a, shape)
+        sq = Mul (b, b) ms = ReduceMean (sq, last) me = Add (ms, eps) rms = Sqrt (me) y = Div (a, rms) }"""
+    )
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    for first in range(4):
+        del proto.graph.value_info[:]
+        dims = [f"unk__{first}", f"unk__{first + 1}"]
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, dims))
+        (site,) = find_rms_norms(ir.from_proto(proto))
+        assert isinstance(site, Declined)
+
+
+def test_a_numeral_is_no_symbol() -> None:
+    """torch names a dimension that the module fixes "4"; values that say 4 have the same."""
+    model = parse(NORM)
+    proto = ir.to_proto(model)
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "4"
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("sq", onnx.TensorProto.FLOAT, ["N", 4]))
+    (site,) = find_rms_norms(ir.from_proto(proto))
+    assert isinstance(site, Match) and site.spec.has_gain
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "F"  # what is not proven is still no silence
+    assert find_rms_norms(ir.from_proto(proto))
+
+
+def test_a_half_constant_before_epsilon() -> None:
+    """1/sqrt(d) rounded to float16 beside epsilon is found like sqrt(d) after it, and its rounding is listed."""
+    text = """
+m (float16[N,32] x) => (float16[N,32] y)
+<int64[1] last = {-1}>
+{
+ n = ReduceL2 (x, last)
+ r = Mul (n, c)
+ e = Add (r, eps)
+ y = Div (x, e)
+}"""
+    model = parse(text, c=np.float16(32**-0.5), eps=np.float16(1e-3))
+    (match,) = find_rms_norms(model)
+    assert isinstance(match, Match) and match.spec.epsilon_placement == "outside"
+    assert match.spec.epsilon == float(np.float16(1e-3))
+    assert any("0.176777" in change and "float16" in change for change in match.rounding_changes)
+
+
+def test_a_node_of_ours_without_its_function() -> None:
+    """What it computes stands in its function: without one it is declined, and so is one whose attributes are odd."""
+    header = '<ir_version: 8, opset_import: ["" : 18, "rmsnorm_onnx" : 1]> '
+    bare = header + "m (float[N,4] x) => (float[N,4] y) { y = rmsnorm_onnx.RMSNorm <epsilon = 1e-5, axis = -1> (x) }"
+    (site,) = find_rms_norms(onnx.parser.parse_model(bare))
+    assert isinstance(site, Declined) and site.code is DeclineCode.INVALID and "not in the file" in site.reason
+    fused, _ = fuse(parse(NORM))
+    fused.graph[0].attributes["axis"] = ir.AttrFloat32("axis", -1.0)
+    (site,) = find_rms_norms(fused)
+    assert isinstance(site, Declined) and site.code is DeclineCode.MISMATCH and "axis" in site.reason

@@ -378,3 +378,12 @@ def test_spellings_are_measured() -> None:
 def test_many_spellings_are_measured() -> None:
     """As above, of 300."""
     assert_spellings_are_measured(range(1000, 1300))
+
+
+def test_a_lost_norm_is_not_ok() -> None:
+    """A norm of the original that the model does not have under any node fails the report, and is said to be lost."""
+    before = model(norm("float"), "float")
+    header = '<ir_version: 8, opset_import: ["" : 18]>'
+    other = onnx.parser.parse_model(header + "m (float[2] a) => (float[2] b) { b = Relu (a) }")
+    report = verify(other, before)
+    assert one(report).lost and not report.ok

@@ -279,3 +279,48 @@ def test_29_an_old_file_keeps_its_constants() -> None:
     assert report.found == 2 and [v.name for v in part.graph.input] == ["x"]
     _, report = rmsnorm_onnx.fuse(part)
     assert report.found == 2 and report.rewritten == 1
+
+
+HALF_ONCE = """
+m (TYPE[2,3,4] x) => (TYPE[2,3,4] y)
+<float eps = {1e-5}, int64[1] last = {-1}, float[4] w = {1.0, 0.5, 2.0, -1.0}>
+{
+ wide = Cast <to = 1> (x)
+ sq = Mul (wide, wide)
+ ms = ReduceMean (sq, last)
+ me = Add (ms, eps)
+ rms = Sqrt (me)
+ n = Div (wide, rms)
+ g = Mul (n, w)
+ y = Cast <to = NUMBER> (g)
+}"""
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize(("kind", "number"), [("float16", "10"), ("bfloat16", "16")])
+@pytest.mark.parametrize("consumer", ["any", "onnxruntime", "onnxruntime-cuda", "tensorrt:10.15", "tensorrt-plugin"])
+def test_a_half_norm_settles_in_one_run(consumer: str, kind: str, number: str, opset: int) -> None:
+    """Whatever form with whatever Casts a consumer gets, a second run changes nothing."""
+    model = parse(HALF_ONCE.replace("TYPE", kind).replace("NUMBER", number), opset=opset)
+    fused, first = rmsnorm_onnx.fuse(model, consumer=consumer)
+    again, second = rmsnorm_onnx.fuse(fused, consumer=consumer)
+    assert (first.rewritten, second.rewritten) == (1, 0)
+    assert (first.found, second.found) == (1, 1)
+    assert text_bytes(again) == text_bytes(fused)
+
+
+def test_a_string_is_one_pattern() -> None:
+    """A pattern given as a string is not taken as its letters."""
+    for options in ({"only": "y"}, {"skip": "z"}):
+        assert [s.action for s in rmsnorm_onnx.fuse(parse(TWO), **options)[1].sites] == ["rewritten", "kept"]
+    assert FuseRMSNorm(only="layers.*").options.only == ("layers.*",)
+    assert len(rmsnorm_onnx.verify(parse(TWO), only="z").sites) == 1
+
+
+def test_a_plugin_without_a_body_is_noted() -> None:
+    """Plugin nodes of two bodies cannot both carry one: the report says that the file needs the plugin."""
+    text = edit(TWO, "me2 = Add (ms2, eps)\n rms2 = Sqrt (me2)", "root = Sqrt (ms2)\n rms2 = Add (root, eps)")
+    _, report = rmsnorm_onnx.fuse(parse(text), form="plugin")
+    assert all(any("with the plugin alone" in note for note in site.notes) for site in report.sites)
+    _, report = rmsnorm_onnx.fuse(parse(TWO), form="plugin")
+    assert not any(site.notes for site in report.sites)
