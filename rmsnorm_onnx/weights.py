@@ -216,7 +216,7 @@ def beside(model: ir.Model, path: Path, target: Path, added: files.Additions) ->
                 place = _place(source, folder / _relative_location(tensor))
                 if files.same(place, target):
                     raise UsageError(
-                        f"cannot write {files.shown(path)}: a copy of the weights goes there; name another file"
+                        f"cannot write {files.shown(path)}: a copy of the model's weights goes there; name another file"
                     )
                 _copy(source, place, added)
                 moved[source] = place.relative_to(folder).as_posix()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 from test_modelio import external, model, names
 
 from rmsnorm_onnx import modelio
-from rmsnorm_onnx.errors import ModelError
+from rmsnorm_onnx.errors import ModelError, UsageError
 
 Damage = Callable[[onnx.ModelProto], None]
 
@@ -315,3 +316,48 @@ def test_a_function_that_calls_itself(tmp_path: Path, calls: dict[str, str]) -> 
     proto = onnx.parser.parse_model(header + functions)
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     assert "calls itself" in refused(tmp_path / "m.onnx")
+
+
+def test_two_initializers_of_one_name(tmp_path: Path) -> None:
+    """Of which one would be lost."""
+    path = saved(tmp_path, lambda m: m.graph.initializer.append(m.graph.initializer[0]))
+    assert "two initializers of one name" in refused(path)
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    """A pipe is refused without being opened, which would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no regular file" in refused(tmp_path / "pipe")
+
+
+def test_names_that_cannot_be() -> None:
+    """Endless and empty names, and one with a NUL, are one short line each."""
+    with pytest.raises(ModelError, match="File name too long") as caught:
+        modelio.load("x" * 5000)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ModelError, match="null byte"):
+        modelio.load("a\0b")
+    with pytest.raises(UsageError, match="name is empty"):
+        modelio.load("")
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("x" * 400, "cannot be read: File name too long"),
+        ("a\0b", "cannot be read: .*null byte"),
+        ("model.onnx", "'model.onnx', which is the model itself"),
+        ("weights.bin/deeper", "does not exist"),
+    ],
+)
+def test_external_data_at_an_impossible_place(tmp_path: Path, location: str, words: str) -> None:
+    """A location that no file system takes, and the model's own file."""
+    assert re.search(words, refused(relocate(external(tmp_path), location)))
+
+
+def test_external_data_that_is_a_pipe(tmp_path: Path) -> None:
+    """A pipe where the data file should be is not opened."""
+    path = external(tmp_path)
+    (tmp_path / "weights.bin").unlink()
+    os.mkfifo(tmp_path / "weights.bin")
+    assert "is no file" in refused(path)

@@ -332,16 +332,45 @@ def test_colour_on_a_terminal_alone(run: Run, norms: Path) -> None:
     assert "\x1b" not in run("inspect", norms)[1]
 
 
-def test_a_closed_pipe(norms: Path) -> None:
-    """A reader that stops early, as `head` does, causes no complaint."""
-    command = f"{sys.executable} -m rmsnorm_onnx.cli inspect {norms} --json | true"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_help(run: Run) -> None:
     """Every command has help, and the exit codes are documented."""
     code, out, _ = run("--help")
     assert code == 0 and "exit codes: 0 done" in out
     for command in ("inspect", "fuse", "verify", "export", "doctor"):
         assert command in out and run(command, "--help")[0] == 0
+
+
+def test_an_output_that_is_no_regular_file(run: Run, norms: Path) -> None:
+    """A pipe stays a pipe, and nothing waits for a reader; exit 2 before the model is even read."""
+    pipe = norms.parent / "pipe"
+    os.mkfifo(pipe)
+    code, out, err = run("fuse", norms, "-o", pipe)
+    assert (code, out) == (2, "") and "it is no regular file" in err and pipe.is_fifo()
+    assert run("fuse", "absent.onnx", "-o", pipe)[0] == 2
+
+
+def test_the_output_is_the_data_file(run: Run, tmp_path: Path) -> None:
+    """Exit 2, and the weights are still there."""
+    path = external(tmp_path)
+    data = (tmp_path / "weights.bin").read_bytes()
+    code, _, err = run("fuse", path, "-o", tmp_path / "weights.bin")
+    assert code == 2 and "the model's weights are kept in it" in err
+    assert (tmp_path / "weights.bin").read_bytes() == data
+
+
+def test_nothing_is_written_for_a_name_that_is_none(run: Run, norms: Path, tmp_path: Path) -> None:
+    """`--explain` of an unknown name is exit 2, in fuse and in export, and exit 2 has written nothing."""
+    (tmp_path / "source.py").write_text(MODULE)
+    for command in (["fuse", norms], ["export", f"{tmp_path / 'source.py'}:build"]):
+        code, out, err = run(*command, "-o", tmp_path / "out.onnx", "--explain", "nope")
+        assert (code, out) == (2, "") and "is named 'nope'" in err
+        assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "absent/"])
+def test_names_that_cannot_be(run: Run, norms: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Exit 2 and one line for outputs; exit 2 or 3 for models."""
+    monkeypatch.chdir(norms.parent)
+    for arguments, codes in ((["fuse", norms, "-o", name], (2,)), (["inspect", name], (2, 3))):
+        code, out, err = run(*arguments)
+        assert code in codes and out == "" and err.count("\n") == 1 and "unexpected" not in err

@@ -1,6 +1,7 @@
 """Models in and out: what survives, what is copied, what is never read, what is never written."""
 
 import copy
+import io
 import os
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from rmsnorm_onnx import modelio
+from rmsnorm_onnx import modelio, passes
 from rmsnorm_onnx import weights as data_files
 from rmsnorm_onnx.errors import ModelError, UsageError
 
@@ -272,3 +273,85 @@ def test_other_kinds_are_named(given: object) -> None:
     """Anything else is a usage error that lists the four kinds."""
     with pytest.raises(UsageError, match=rf"{type(given).__name__} is no model; give a path"):
         modelio.to_ir(given)
+
+
+def annotated(folder: Path, **entries: str) -> Path:
+    """The model on disk with more entries of its external data."""
+    path = external(folder)
+    proto = onnx.load(path, load_external_data=False)
+    held = next(t for t in proto.graph.initializer if t.name == "w")
+    for key, value in entries.items():
+        held.external_data.add(key=key, value=value)
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def entries(proto: onnx.ModelProto) -> dict[str, str]:
+    """What a model says of its external data."""
+    held = next(t for t in proto.graph.initializer if t.name == "w")
+    return {entry.key: entry.value for entry in held.external_data}
+
+
+@pytest.mark.parametrize("place", [".", "elsewhere"])
+@pytest.mark.filterwarnings("error")
+def test_other_entries_of_external_data_survive(tmp_path: Path, place: str) -> None:
+    """A checksum, and a key that nobody knows, in the same folder and in another; nobody is warned of them."""
+    path = annotated(tmp_path / "in", checksum="abc", weird="1")
+    target = tmp_path / "in" / place / "out.onnx"
+    target.parent.mkdir(exist_ok=True)
+    modelio.save(modelio.load(path), target)
+    wanted = {"location": "weights.bin", "offset": "16", "length": "256", "checksum": "abc", "weird": "1"}
+    assert entries(onnx.load(target, load_external_data=False)) == wanted
+    given = onnx.load(path, load_external_data=False)
+    assert entries(modelio.from_ir(*modelio.to_ir(given), given)) == wanted
+
+
+def test_metadata_is_not_doubled(tmp_path: Path) -> None:
+    """A tensor's metadata survives any number of round trips as it is, of a proto and of a file alike."""
+    proto = model()
+    held = next(t for t in proto.graph.initializer if t.name == "w")
+    held.metadata_props.add(key="from", value="here")
+    first = modelio.from_ir(*modelio.to_ir(proto), proto)
+    kept = next(t for t in first.graph.initializer if t.name == "w").metadata_props
+    assert [(e.key, e.value) for e in kept] == [("from", "here")]
+    assert modelio.from_ir(*modelio.to_ir(first), first).SerializeToString() == first.SerializeToString()
+    (tmp_path / "0.onnx").write_bytes(proto.SerializeToString())
+    for n in range(2):
+        modelio.save(modelio.load(tmp_path / f"{n}.onnx"), tmp_path / f"{n + 1}.onnx")
+    assert (tmp_path / "1.onnx").read_bytes() == (tmp_path / "2.onnx").read_bytes()
+
+
+def test_a_proto_that_was_not_changed_comes_back_equal() -> None:
+    """To the byte, as another object, whatever onnx_ir would write otherwise: here a name for a Constant's tensor."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[2] x) => (float[2] y)'
+        " { k = Constant<value: tensor = float[1] {1}>() y = Add(x, k) }"
+    )
+    back = modelio.from_ir(*modelio.to_ir(given), given, changed=False)
+    assert back is not given and back.SerializeToString() == given.SerializeToString()
+    fused, report = passes.fuse(given)
+    assert not report.rewritten and fused is not given and fused.SerializeToString() == given.SerializeToString()
+
+
+def test_data_of_a_proto_has_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept by reference, and reading it is a usage error with the mend, even where the name exists by chance."""
+    proto = onnx.load(external(tmp_path), load_external_data=False)
+    monkeypatch.chdir(tmp_path)
+    loaded, kind = modelio.to_ir(proto)
+    held = loaded.graph.initializers["w"].const_value
+    for read in (held.numpy, held.tobytes, lambda: np.asarray(held), lambda: held.tofile(io.BytesIO())):
+        with pytest.raises(UsageError, match=r"tensor 'w' keeps its data in 'weights.bin'.*give the model's path"):
+            read()
+    assert entries(modelio.from_ir(loaded, kind, proto)) == entries(proto)
+
+
+def test_data_that_vanished_is_named_when_it_is_read(tmp_path: Path) -> None:
+    """For a model of ours and for an onnx_ir.Model of the caller."""
+    path = external(tmp_path)
+    given = [modelio.load(path), modelio.to_ir(ir.load(path))[0]]
+    (tmp_path / "weights.bin").unlink()
+    for loaded in given:
+        with pytest.raises(
+            ModelError, match=r"tensor 'w' keeps its data in 'weights.bin', which cannot be read: No such"
+        ):
+            loaded.graph.initializers["w"].const_value.numpy()
