@@ -159,7 +159,7 @@ class Algebra:
             x_shape = self._shapes.shape(self.x) or ()
             rest = tuple(d for i, d in enumerate(x_shape) if i - len(x_shape) not in self._reduction.axes)
             return product if proves_fit(self._shapes.shape(constant), rest) else None
-        return dataclasses.replace(product, spread=(*product.spread, constant))
+        return product.spread_with(constant)
 
     def _max(self, node: ir.Node, ref: Ref) -> Product | None:
         if len(node.inputs) != 2:
@@ -210,7 +210,7 @@ class Algebra:
         source = self._view.input(node, ref.calls, 1)
         if source is not None and self._is_shape_of_x(source):
             return base
-        return dataclasses.replace(base, spread=(*base.spread, ref))
+        return base.spread_with(ref)
 
     def _is_shape_of_x(self, target: Ref) -> bool:
         node = target.value.producer()

@@ -114,10 +114,27 @@ def _kind(product: Product, atom: Atom, exponent: object, claim: Claim) -> str:
     return "statistic" if power == 1 and not has_x and not gained else "root"
 
 
+def _orders(algebra: Algebra, values: list[Ref], dtype: str) -> tuple[str, ...]:
+    """Orders of steps that differ from the spec's, where everything is of one type that nothing is narrower than."""
+    notes = []
+    for ref in values:
+        product = algebra.product(ref)
+        if product.opaques and not (product.has_statistic and X() in product.powers):
+            notes.append(_order("the gain times 1/rms" if product.has_statistic else "x times the gain", dtype))
+    return tuple(dict.fromkeys(notes))
+
+
+def _order(what: str, dtype: str) -> str:
+    return f"{what} is formed first: the same number but for the order of {dtype} roundings"
+
+
 def read_roundings(
     shapes: Shapes, algebra: Algebra, candidate: Candidate, claim: Claim, values: list[Ref], x_type: str
 ) -> Roundings:
     """What the types of the values between x and the root say of the spec."""
+    types = {shapes.float_type(ref) for ref in values}
+    if types == {x_type} == {*candidate.types} and dtypes.holds(x_type, "float32"):
+        return Roundings(x_type, x_type, x_type, x_type, (), _orders(algebra, values, x_type))
     events = _Events(shapes, algebra, claim, values)
     wide = functools.reduce(dtypes.wider, (t for types in events.types.values() for t in types), "float32")
 
@@ -144,6 +161,6 @@ def read_roundings(
         if rounded:
             changes.append(f"{what} is rounded to {rounded[0]} before the rest is multiplied in")
         elif events.types.get(kind):
-            notes.append(f"{what} is formed first: the same number but for the order of {wide} roundings")
+            notes.append(_order(what, wide))
     product = events.structural.get("result", events.types.get("result", [normalized]))[-1]
     return Roundings(statistic, factor, normalized, product, tuple(changes), tuple(notes))

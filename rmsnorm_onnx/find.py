@@ -138,7 +138,7 @@ class Finder:
                 if out in seen or len(seen) >= _WALK_LIMIT or leaves_own(candidate.reduction.calls, calls):
                     continue
                 product = algebra.product(out)
-                if not product.statistics:
+                if not product.has_statistic:
                     refusals.extend(self._obstacle(node, calls, ref, algebra))
                     continue
                 if len(product.opaques) > 1:

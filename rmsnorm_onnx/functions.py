@@ -17,6 +17,7 @@ are no overloads here, and no name that any other function or custom operator of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -114,13 +115,14 @@ class FunctionLibrary:
 
     Args:
         model: The model whose functions it reads, and extends.
+        operators: Names that TensorRT's parser could confuse with one of ours; read from the model by default.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, operators: Iterable[str] | None = None) -> None:
         """Reads the names and the functions that the model has."""
         self._model = model
         self._made: dict[Body, ir.Function] = {}
-        self._taken = _operator_names(model)
+        self._taken = _operator_names(model) if operators is None else set(operators)
         self._signatures = {f.name: signature(f) for f in model.functions.values() if f.domain == DOMAIN}
         self._wanted: dict[Body, None] = {}
 

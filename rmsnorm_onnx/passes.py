@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from rmsnorm_onnx import dtypes, functions
+from rmsnorm_onnx import cleanup, dtypes, functions
 from rmsnorm_onnx.consumers import Choice, choose, parse_consumer
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.find import find_rms_norms
@@ -21,7 +21,7 @@ from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
 from rmsnorm_onnx.site import Match, patterns, selected
 from rmsnorm_onnx.spec import RMSNormSpec
-from rmsnorm_onnx.view import View, default_opset, graph_nodes
+from rmsnorm_onnx.view import View, default_opset
 from rmsnorm_onnx.writer import Names, Writer
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ class _Rewriter:
         self._names: Names | None = None
         self._functions: FunctionLibrary | None = None
         self._replaced: dict[ir.Value, ir.Value] = {}
+        self._dead: list[ir.Node] = []
 
     def run(self) -> list[SiteReport]:
         had_functions = any(domain == functions.DOMAIN for domain, _, _ in self._model.functions)
@@ -190,10 +191,11 @@ class _Rewriter:
         sites = find_rms_norms(self._model)
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
+            cleanup.remove(self._dead)
             self._functions.finish()
             reports = [self._with_plugin_note(report) for report in reports]
             if had_functions:
-                _drop_own_uncalled(self._model)
+                cleanup.drop_own_uncalled(self._model)
             if oldest < _OVERRIDABLE_IR <= self._model.ir_version:
                 # Until then initializers had to be inputs too; from then on that says that a caller may override them.
                 common.RemoveInitializersFromInputsPass()(self._model)
@@ -262,8 +264,9 @@ class _Rewriter:
 
     def _write(self, match: Match, choice: Choice, container: ir.Graph | ir.Function, opset: int) -> None:
         if self._names is None or self._functions is None:
-            _settle_domain(self._model)
-            self._names, self._functions = Names(self._model), FunctionLibrary(self._model)
+            cleanup.settle_domain(self._model)
+            self._names = Names(self._model)
+            self._functions = FunctionLibrary(self._model, self._names.operators)
         writer = Writer(
             self._model,
             container,
@@ -283,7 +286,7 @@ class _Rewriter:
         self._replace(match.output, new)
         if writer.residual_sum is not None and len(match.node.outputs) > _RESIDUAL_SUM:
             self._replace(match.node.outputs[_RESIDUAL_SUM], writer.residual_sum)
-        _remove_dead(match.node)
+        self._dead += cleanup.detach_dead(match.node)
 
     def _current(self, match: Match, writer: Writer) -> Match:
         """The match with values that earlier rewrites replaced, and a gain that its node holds as an attribute."""
@@ -351,42 +354,6 @@ def raise_statistic(spec: RMSNormSpec) -> RMSNormSpec:
         return spec
     factor = spec.factor_type if dtypes.holds(spec.factor_type, "float32") else "float32"
     return spec.replace(statistic_type="float32", factor_type=factor)
-
-
-def _settle_domain(model: ir.Model) -> None:
-    """Imports ONNX's own operators under their short name, which new nodes use."""
-    for imports in (model.graph.opset_imports, *(f.opset_imports for f in model.functions.values())):
-        if "ai.onnx" in imports:
-            imports.setdefault("", imports.pop("ai.onnx"))
-
-
-def _remove_dead(root: ir.Node) -> None:
-    """Removes a node that nobody reads any more, and what only it read: nodes, and initializers that are no input."""
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        graph = node.graph
-        if graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        sources = [v for v in node.inputs if v is not None]
-        node.resize_inputs(0)
-        graph.remove(node)
-        for value in sources:
-            producer = value.producer()
-            if producer is not None:
-                pending.append(producer)
-            elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                owner = value.graph
-                if isinstance(owner, ir.Graph) and value.name is not None:
-                    del owner.initializers[value.name]
-
-
-def _drop_own_uncalled(model: ir.Model) -> None:
-    """Removes functions of our domain that no node calls any more; others are the user's."""
-    graphs = (model.graph, *(f.graph for f in model.functions.values()))
-    called = {n.op_identifier() for g in graphs for n in graph_nodes(g) if n.domain == functions.DOMAIN}
-    for key in [k for k in model.functions if k[0] == functions.DOMAIN and k not in called]:
-        del model.functions[key]
 
 
 def _measured(sites: list[SiteReport], model: ir.Model, original: ir.Model) -> list[SiteReport]:

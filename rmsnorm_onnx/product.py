@@ -68,6 +68,7 @@ class Product:
         constants: Scalar constants with their exponents.
         powers: Atoms with their exponents, none of them 0.
         of_norm: Whether x or its mean square takes part.
+        has_statistic: Whether its mean square does.
         squeezed: The reduced axes are absent (keepdims=0), so that it does not broadcast against x.
         precision: The coarsest spacing at 1 of the types that constants in the coefficient were rounded to; half types
             are left out, their constants are looked at one by one.
@@ -80,10 +81,16 @@ class Product:
     squeezed: bool = False
     spread: tuple[Ref, ...] = ()
     precision: float = 0.0
-    of_norm: bool = dataclasses.field(init=False)
+    of_norm: bool = dataclasses.field(init=False, default=False)
+    has_statistic: bool = dataclasses.field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.of_norm = any(type(atom) is not Opaque for atom in self.powers)
+        for atom in self.powers:
+            kind = type(atom)
+            if kind is X:
+                self.of_norm = True
+            elif kind is not Opaque:
+                self.of_norm = self.has_statistic = True
 
     @property
     def value(self) -> float:
@@ -110,6 +117,12 @@ class Product:
     def is_constant(self) -> bool:
         """Whether it is a number known now."""
         return not self.powers
+
+    def spread_with(self, ref: Ref) -> Product:
+        """The same product, broadcast with one more value."""
+        return Product(
+            self.coefficient, self.constants, self.powers, self.squeezed, (*self.spread, ref), self.precision
+        )
 
     def times(self, other: Product, sign: int = 1) -> Product:
         """self * other ** sign."""

@@ -284,11 +284,11 @@ def is_centring(
     """Whether a node subtracts from a value its own mean (over the given axes, if any are given)."""
     if node.op_type not in ("Sub", "Add") or node.domain not in ("", "ai.onnx"):
         return False
-    copies = Copies(view, shapes)
     first, second = view.input(node, calls, 0), view.input(node, calls, 1)
     for whole, mean in ((first, second), (second, first)) if node.op_type == "Add" else ((first, second),):
-        reducer = None if mean is None else _mean(view, copies, mean, negated=node.op_type == "Add")
+        reducer = None if mean is None else _mean(view, mean, negated=node.op_type == "Add")
         source = None if reducer is None else view.input(reducer[0], reducer[1], 0)
+        copies = Copies(view, shapes)
         if whole is None or reducer is None or source is None or copies.peel(source) != copies.peel(whole):
             continue
         shape = shapes.shape(whole)
@@ -298,7 +298,7 @@ def is_centring(
     return False
 
 
-def _mean(view: View, copies: Copies, ref: Ref, *, negated: bool) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
+def _mean(view: View, ref: Ref, *, negated: bool) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
     """The reduction that a subtracted mean comes from, through what moves, casts, scales and negates it."""
     for _ in range(8):
         node = ref.value.producer()

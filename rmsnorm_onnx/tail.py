@@ -108,8 +108,9 @@ class Tails:
         if gain is not None and gain.offset:
             formed = dtypes.wider(normalized, gain.formed_in or tail.product_type)
             if not _says(tail, formed):  # the sum is then the gain: only its own type says how it is multiplied
-                gain = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
-        return dataclasses.replace(tail, gain=gain)
+                whole = Gain(gain.factor, 0.0, self._shapes.float_type(gain.factor), gain.factor)
+                return dataclasses.replace(tail, gain=whole)
+        return tail
 
     def _next(self, claims: Claims, tail: Tail, tip: Ref, user: _Use, normalized: str) -> tuple[Ref, Tail] | None:
         """(value to go on from, tail so far) after the only node that reads `tip`; None where the norm has ended."""

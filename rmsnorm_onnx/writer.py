@@ -23,11 +23,15 @@ class Names:
 
     Args:
         model: The model whose names are taken.
+
+    Attributes:
+        operators: Names of functions, and of operators of other domains than ONNX's own.
     """
 
     def __init__(self, model: ir.Model) -> None:
         """Collects the names."""
         self._taken: set[str | None] = set()
+        self.operators = {function.name for function in model.functions.values()}
         for graph in (model.graph, *(f.graph for f in model.functions.values())):
             self._collect(graph)
 
@@ -46,6 +50,8 @@ class Names:
         self._taken.update(graph.initializers)
         for node in graph_nodes(graph):
             taken.add(node.name)
+            if node.domain:
+                self.operators.add(node.op_type)
             for value in node.outputs:
                 taken.add(value.name)
             for attribute in node.attributes.data.values():

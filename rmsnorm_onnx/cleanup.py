@@ -1,0 +1,58 @@
+"""What a rewrite leaves behind: dead nodes, functions that nobody calls, and the names of operator sets."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from rmsnorm_onnx.functions import DOMAIN
+from rmsnorm_onnx.view import graph_nodes
+
+
+def settle_domain(model: ir.Model) -> None:
+    """Imports ONNX's own operators under their short name, which new nodes use."""
+    for imports in (model.graph.opset_imports, *(f.opset_imports for f in model.functions.values())):
+        if "ai.onnx" in imports:
+            imports.setdefault("", imports.pop("ai.onnx"))
+
+
+def detach_dead(root: ir.Node) -> list[ir.Node]:
+    """Takes the inputs from a node that nobody reads any more, and from what only it read; initializers go at once.
+
+    Returns:
+        The nodes, to be removed together: one by one costs more than finding them.
+    """
+    pending, dead = [root], []
+    while pending:
+        node = pending.pop()
+        if any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        dead.append(node)
+        sources = [v for v in node.inputs if v is not None]
+        node.resize_inputs(0)
+        for value in sources:
+            producer = value.producer()
+            if producer is not None:
+                pending.append(producer)
+            elif value.is_initializer() and not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                owner = value.graph
+                if isinstance(owner, ir.Graph) and value.name is not None:
+                    del owner.initializers[value.name]
+    return list(dict.fromkeys(dead))
+
+
+def remove(nodes: list[ir.Node]) -> None:
+    """Removes detached nodes from their graphs."""
+    by_graph: dict[ir.Graph, list[ir.Node]] = {}
+    for node in dict.fromkeys(nodes):
+        if isinstance(node.graph, ir.Graph):
+            by_graph.setdefault(node.graph, []).append(node)
+    for graph, members in by_graph.items():
+        graph.remove(members)
+
+
+def drop_own_uncalled(model: ir.Model) -> None:
+    """Removes functions of our domain that no node calls any more; others are the user's."""
+    graphs = (model.graph, *(f.graph for f in model.functions.values()))
+    called = {n.op_identifier() for g in graphs for n in graph_nodes(g) if n.domain == DOMAIN}
+    for key in [k for k in model.functions if k[0] == DOMAIN and k not in called]:
+        del model.functions[key]
