@@ -355,3 +355,20 @@ def test_data_that_vanished_is_named_when_it_is_read(tmp_path: Path) -> None:
             ModelError, match=r"tensor 'w' keeps its data in 'weights.bin', which cannot be read: No such"
         ):
             loaded.graph.initializers["w"].const_value.numpy()
+
+
+def test_a_gain_that_a_proto_keeps_elsewhere() -> None:
+    """Kept as an input it is not needed; moved into the node it is, and the usage error names it."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[n, 8] x) => (float[n, 8] y)'
+        " <float epsilon = {1e-6}, int64[1] last = {-1}, float[8] gain = {1, 1, 1, 1, 1, 1, 1, 1}>"
+        " { p = Mul(x, x)  m = ReduceMean(p, last)  a = Add(m, epsilon)  r = Sqrt(a)  d = Div(x, r)  y = Mul(d, gain) }"
+    )
+    held = next(t for t in proto.graph.initializer if t.name == "gain")
+    held.ClearField("float_data")
+    held.data_location = onnx.TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="gone.bin")
+    fused, report = passes.fuse(proto)
+    assert report.rewritten == 1 and next(t for t in fused.graph.initializer if t.name == "gain") == held
+    with pytest.raises(UsageError, match=r"tensor 'gain' keeps its data in 'gone.bin'.*give the model's path"):
+        passes.fuse(proto, gain_attribute=True)
