@@ -170,6 +170,11 @@ def test_the_tables_are_current() -> None:
     assert written(text) == text, "run python tests/test_readme.py"
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    """No placeholder stands in the README."""
+    assert "@@" not in README.read_text()
+
+
 def blocks(language: str) -> list[str]:
     """The README's code blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
