@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from rmsnorm_onnx.errors import ExportError, UsageError
+from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
 
 
 def resolve(source: str) -> tuple[Any, Any]:
@@ -25,6 +25,7 @@ def resolve(source: str) -> tuple[Any, Any]:
 
     Raises:
         UsageError: the text, or what it names, cannot be used so.
+        MissingDependencyError: the user's code imports torch, which is not installed.
         ExportError: the user's code raised; its words are kept.
     """
     place, separator, name = source.rpartition(":")
@@ -60,6 +61,8 @@ def _imported(place: str) -> types.ModuleType:
     except FileNotFoundError as error:
         raise UsageError(f"{place} does not exist; check the path") from error
     except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise MissingDependencyError("torch", "exporting a module", "rmsnorm_onnx[torch]") from error
         raise UsageError(f"cannot import {place}: no module named {error.name!r}") from error
     except Exception as error:
         raise ExportError(f"importing {place} failed: {_words(error)}") from error

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_onnx import terminal
+from rmsnorm_onnx import __version__, terminal
 from rmsnorm_onnx.errors import RMSNormError, UsageError
 
 if TYPE_CHECKING:
@@ -84,11 +84,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
         model = modelio.load(arguments.model)
     with _progress("finding norms"):
         found = report.InspectionReport.of(find.find_rms_norms(model), runtimes.kernel_gaps(model))
-    return _show(report.select(found, arguments.only, arguments.skip), arguments)
+    chosen = report.select(found, arguments.only, arguments.skip)
+    _tell_if_none(arguments.only, len(chosen.sites))
+    return _show(chosen, arguments)
 
 
 def _fuse(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import modelio, passes
+    from rmsnorm_onnx.passes import NOT_SELECTED
 
     if not arguments.dry_run:
         _check_output(arguments.output)
@@ -104,6 +107,7 @@ def _fuse(arguments: argparse.Namespace) -> int:
             gain_attribute=arguments.gain_attribute,
         )
     _check_explain(fused, arguments)
+    _tell_if_none(arguments.only, sum(s.action == "declined" or s.why != NOT_SELECTED for s in fused.sites))
     if not arguments.dry_run and not fused.beyond:
         with _progress(f"writing {arguments.output}"):
             modelio.save(model, arguments.output)
@@ -116,6 +120,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     with _progress(f"measuring {arguments.model}"):
         only = arguments.only or None
         measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed, only=only)
+    _tell_if_none(arguments.only, len(measured.sites))
     _print(arguments, measured.to_json(), lambda console: parity.print_report(measured, console))
     return _DONE if measured.ok and not (arguments.strict and measured.unrun) else _FAILED
 
@@ -159,6 +164,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return _DONE
 
 
+def _tell_if_none(only: Sequence[str], chosen: int) -> None:
+    """A pattern that matches nothing is most often misspelt."""
+    if only and not chosen:
+        terminal.tell(f"rmsnorm-onnx: no site matches {' or '.join(map(repr, only))}; inspect lists all of them")
+
+
 def _check_output(output: str) -> None:
     """Find that an output cannot be written before the work is paid for."""
     from rmsnorm_onnx import modelio
@@ -192,7 +203,8 @@ def _show(shown: Report, arguments: argparse.Namespace, more: dict[str, Any] | N
         _print(arguments, data, lambda console: report.print_explanation(sites, console))
     else:
         _print(arguments, {**shown.to_json(), **(more or {})}, lambda console: report.print_report(shown, console))
-    return _FAILED if shown.beyond or (arguments.strict and shown.declined) else _DONE
+    strict = arguments.strict and (shown.declined or shown.unmeasured)
+    return _FAILED if shown.beyond or strict else _DONE
 
 
 def _print(arguments: argparse.Namespace, data: dict[str, Any], text: Callable[[Console], None]) -> None:
@@ -230,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 a check failed, 2 usage, 3 an invalid model, 4 a missing dependency, "
         "128 and a signal's number: interrupted",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     inspect = _command(commands, "inspect", _inspect, "list the norms of a model, and what was declined and why")
@@ -295,7 +308,9 @@ def _form_flags(command: argparse.ArgumentParser) -> None:
 
 def _report_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--explain", metavar="NODE", help="tell everything about the site of this name")
-    command.add_argument("--strict", action="store_true", help="exit 1 if a candidate was declined")
+    command.add_argument(
+        "--strict", action="store_true", help="exit 1 if a candidate was declined, or a norm to be measured was not run"
+    )
 
 
 def _site_flags(command: argparse.ArgumentParser) -> None:

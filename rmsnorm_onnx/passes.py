@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _OVERRIDABLE_IR = 4  # the first IR version in which an initializer need not be a graph input
 _ROUNDS = 4
+NOT_SELECTED = "not selected"
 _RESIDUAL_SUM = 3  # the output of the skip form that holds the sum
 
 
@@ -213,7 +214,7 @@ class _Rewriter:
         """Rewrites a site, or says why it is kept."""
         found = SiteReport.of(match)
         if not selected(found.name, found.module, self._options.only, self._options.skip):
-            return dataclasses.replace(found, action="kept", why="not selected")
+            return dataclasses.replace(found, action="kept", why=NOT_SELECTED)
         container = self._view.container(match.node)
         opset = default_opset(container.opset_imports, default_opset(self._model.opset_imports))
         spec = raise_statistic(match.spec)

@@ -140,6 +140,11 @@ class _Counts:
         """How many norms were measured beyond their bound; 0 where nothing was measured."""
         return sum(site.parity is not None and site.parity.within is False for site in self.sites)
 
+    @property
+    def unmeasured(self) -> int:
+        """How many norms a measurement was asked of and could not be run; 0 where none was asked for."""
+        return sum(site.parity is not None and site.parity.within is None for site in self.sites)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InspectionReport(_Counts):
@@ -263,7 +268,9 @@ def _rounding(spec: RMSNormSpec, x_type: str) -> list[str]:
 
 def summary(report: Report) -> str:
     """The counts in one line."""
-    declined = f"{report.declined} declined" + (f", {report.beyond} beyond their bound" if report.beyond else "")
+    declined = f"{report.declined} declined"
+    for count, words in ((report.beyond, "beyond their bound"), (report.unmeasured, "not run")):
+        declined += f", {count} {words}" if count else ""
     if isinstance(report, FusionReport):
         kept = f", {report.kept} kept" if report.kept else ""
         return f"{report.found} found, {report.rewritten} rewritten for {report.consumer}{kept}, {declined}"

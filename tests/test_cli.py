@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from test_modelio import external, names
 
+import rmsnorm_onnx
 from rmsnorm_onnx import cli, find, parity, passes, runtimes
 from rmsnorm_onnx.errors import CheckFailedError, MissingDependencyError
 
@@ -374,3 +375,29 @@ def test_names_that_cannot_be(run: Run, norms: Path, monkeypatch: pytest.MonkeyP
     for arguments, codes in ((["fuse", norms, "-o", name], (2,)), (["inspect", name], (2, 3))):
         code, out, err = run(*arguments)
         assert code in codes and out == "" and err.count("\n") == 1 and "unexpected" not in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version names the version, and exits with 0."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"rmsnorm-onnx {rmsnorm_onnx.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["fuse", "--dry-run"], ["verify"]])
+def test_a_pattern_that_matches_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A misspelt pattern gives a line on stderr."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.parser.parse_model(NORM_FILE).SerializeToString())
+    cli.main([*command, str(path), "--only", "tpyo*"])
+    assert "no site matches 'tpyo*'" in capsys.readouterr().err
+    cli.main([*command, str(path), "--only", "y"])
+    assert "no site" not in capsys.readouterr().err
+
+
+NORM_FILE = """<ir_version: 8, opset_import: ["" : 18]> m (float[N,4] x) => (float[N,4] y)
+<float two = {2.0}, int64[1] last = {-1}, float eps = {1e-6}, float[4] w = {1.0, 0.5, 2.0, -1.0}> {
+ sq = Pow (x, two) ms = ReduceMean (sq, last) me = Add (ms, eps) rms = Sqrt (me) n = Div (x, rms) y = Mul (n, w) }"""
