@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
+from kit import NORM, parse
 from test_modelio import external, names
 
 import rmsnorm_onnx
@@ -391,13 +392,8 @@ def test_a_pattern_that_matches_nothing_is_told(
 ) -> None:
     """A misspelt pattern gives a line on stderr."""
     path = tmp_path / "m.onnx"
-    path.write_bytes(onnx.parser.parse_model(NORM_FILE).SerializeToString())
+    path.write_bytes(ir.to_proto(parse(NORM)).SerializeToString())
     cli.main([*command, str(path), "--only", "tpyo*"])
     assert "no site matches 'tpyo*'" in capsys.readouterr().err
     cli.main([*command, str(path), "--only", "y"])
     assert "no site" not in capsys.readouterr().err
-
-
-NORM_FILE = """<ir_version: 8, opset_import: ["" : 18]> m (float[N,4] x) => (float[N,4] y)
-<float two = {2.0}, int64[1] last = {-1}, float eps = {1e-6}, float[4] w = {1.0, 0.5, 2.0, -1.0}> {
- sq = Pow (x, two) ms = ReduceMean (sq, last) me = Add (ms, eps) rms = Sqrt (me) n = Div (x, rms) y = Mul (n, w) }"""
