@@ -223,7 +223,8 @@ class _Rewriter:
         form, why = choice.form, choice.why
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
-        if match.form == form or self._is_between_casts(raised, opset):
+        mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
+        if (match.form == form and not mixed) or self._is_between_casts(raised, opset):
             return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         only = _only_in_its_form(match)
         if only is not None:

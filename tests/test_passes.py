@@ -324,3 +324,18 @@ def test_a_plugin_without_a_body_is_noted() -> None:
     assert all(any("with the plugin alone" in note for note in site.notes) for site in report.sites)
     _, report = rmsnorm_onnx.fuse(parse(TWO), form="plugin")
     assert not any(site.notes for site in report.sites)
+
+
+@pytest.mark.parametrize("consumer", ["any", "onnxruntime", "tensorrt:10.15"])
+def test_11_a_native_node_of_mixed_types_is_mended(consumer: str) -> None:
+    """torch's exporter writes a float16 X with a float32 scale, which no runtime takes: it never stays as it is."""
+    model = parse(
+        "m (float16[N,4] x, float[4] w) => (float16[N,4] y) { z = RMSNormalization (x, w) y = Cast <to = 10> (z) }",
+        opset=23,
+        check=False,
+    )
+    fused, report = rmsnorm_onnx.fuse(model, consumer=consumer)
+    assert report.rewritten == 1
+    onnx.checker.check_model(ir.to_proto(fused), full_check=True)
+    again, report = rmsnorm_onnx.fuse(fused, consumer=consumer)
+    assert report.rewritten == 0 and text_bytes(again) == text_bytes(fused)
