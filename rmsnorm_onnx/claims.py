@@ -57,6 +57,18 @@ class Claim:
     rounded_coefficient: str | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Statistic:
+    """A root of the mean square: where epsilon stands, and what its own coefficient contributes to the product's."""
+
+    placement: Placement
+    epsilon: float
+    scale: float
+    atom: Atom
+    exponent: float
+    rounded: str | None = None
+
+
 class Claims:
     """Decides whether power products are norms of one candidate.
 
@@ -79,25 +91,26 @@ class Claims:
         statistic = self._statistic(product, node)
         if isinstance(statistic, Refusal):
             return statistic
-        placement, epsilon, scale, atom, exponent = statistic
-        within = None
-        if isinstance(atom, Shifted) and not proves_coefficient(atom.coefficient, product.precision):
-            within = self._half_constant(atom.coefficient, atom.factors)
-            if within is not None:
-                epsilon, scale = atom.constant, 1.0
-                epsilon = math.sqrt(epsilon) if placement == "clamp" and atom.exponent == 1 else epsilon
-        gain = self._gain(product, scale, node)
+        gain = self._gain(product, statistic.scale, node)
         if isinstance(gain, Refusal):
             return gain
         factor, rounded = gain
-        rounded = within if within is not None else rounded
         spread = self._spread(product, node)
         if spread is not None:
             return spread
-        return Claim(root, product, placement, epsilon, isinstance(atom, Shifted), factor, (atom, exponent), rounded)
+        return Claim(
+            root=root,
+            product=product,
+            placement=statistic.placement,
+            epsilon=statistic.epsilon,
+            has_epsilon=isinstance(statistic.atom, Shifted),
+            gain=factor,
+            statistic=(statistic.atom, statistic.exponent),
+            rounded_coefficient=statistic.rounded or rounded,
+        )
 
-    def _statistic(self, product: Product, node: ir.Node) -> tuple[Placement, float, float, Atom, float] | Refusal:
-        """(placement, epsilon, what the mean square's own coefficient contributes, atom, exponent)."""
+    def _statistic(self, product: Product, node: ir.Node) -> _Statistic | Refusal:
+        """The one root of the mean square that a product divides by."""
         name = node_name(node)
         if product.squeezed:
             return Refusal(
@@ -114,19 +127,21 @@ class Claims:
         if isinstance(atom, MeanSquare):
             if exponent != -_HALF:
                 return _not_a_root(node)
-            return "inside", 0.0, 1.0, atom, exponent
+            return _Statistic("inside", 0.0, 1.0, atom, exponent)
         assert isinstance(atom, Shifted)
         k, inner = atom.coefficient, atom.exponent
-        if proves_coefficient(k, product.precision):
+        rounded = None if proves_coefficient(k, product.precision) else self._half_constant(k, atom.factors)
+        if rounded is not None or proves_coefficient(k, product.precision):
             k = 1.0  # 1/d and d cancel up to a rounding: epsilon stays as it is stored
         epsilon = atom.constant / k
         if epsilon < 0:
             return Refusal(DeclineCode.EPSILON, f"epsilon is {epsilon:g}, and must not be negative", node)
         if inner == 1 and exponent == -_HALF:
-            return ("clamp", math.sqrt(epsilon), k**-0.5, atom, exponent) if atom.clamp else (
-                "inside", epsilon, k**-0.5, atom, exponent)  # fmt: skip
+            placement: Placement = "clamp" if atom.clamp else "inside"
+            epsilon = math.sqrt(epsilon) if atom.clamp else epsilon  # the limit of the mean square, as one of its root
+            return _Statistic(placement, epsilon, k**-0.5, atom, exponent, rounded)
         if inner == _HALF and exponent == -1:
-            return ("clamp" if atom.clamp else "outside"), epsilon, 1.0 / k, atom, exponent
+            return _Statistic("clamp" if atom.clamp else "outside", epsilon, 1.0 / k, atom, exponent, rounded)
         return _not_a_root(node)
 
     def _gain(self, product: Product, scale: float, node: ir.Node) -> tuple[Gain | None, str | None] | Refusal:
