@@ -174,7 +174,8 @@ def measure_real(part: str, paths: Mapping[str, Path], folder: Path) -> Row:
         route=f"as published in {PACKAGE} {VERSION}",
         notes=tuple(
             f"its whole output moves by {moved:.2g} with onnxruntime's optimisations {'on' if optimise else 'off'}; "
-            f"respelling {count} norms as x / sqrt moves it by {limit:.2g}"
+            f"respelling {count} norms as x / sqrt moves it by {limit:.2g}: its int8 steps turn on a last bit, whoever "
+            "moves it"
             for optimise, (moved, limit) in whole.items()
         ),
         **common(sites, report, verify(fused, original), outcome, target),
