@@ -136,13 +136,15 @@ class Placer:
     def _without_interiors(self, results: list[Match | Declined]) -> list[Match | Declined]:
         """Plain norms without a gain that stand beside an operator for the same norm: its interior, read elsewhere."""
         written = {
-            self._statistic(site): site for site in results if isinstance(site, Match) and site.form != "primitive"
+            self._statistic(site): site
+            for site in results
+            if isinstance(site, Match) and site.form != "primitive" and site.spec.has_gain
         }
         for index, site in enumerate(results):
             if not isinstance(site, Match) or site.form != "primitive" or site.spec.has_gain or site.spec.has_bias:
                 continue
             operator = written.get(self._statistic(site))
-            if operator is not None and operator.spec.has_gain:
+            if operator is not None:
                 reason = f"{site.name} is what {operator.name} computes before its gain, kept for its other readers"
                 results[index] = Declined(DeclineCode.INTERIOR, reason, site.node, site.scope)
         return results
