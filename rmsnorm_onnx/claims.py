@@ -20,7 +20,7 @@ from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal
-from rmsnorm_onnx.view import Ref, View
+from rmsnorm_onnx.view import Ref, View, onnx_op
 
 _FLOAT64 = 2.0**-45  # the roundings of our own arithmetic
 _HALF = 0.5
@@ -258,7 +258,7 @@ class Claims:
     def _rounded_offset(self, bare: Ref, factor: Ref, formed_in: str) -> Gain | None:
         """The gain of a half sum that is formed in float32 and cast down: it rounds as one formed in the half type."""
         node = bare.value.producer()
-        if node is None or node.op_type != "Cast" or dtypes.holds(formed_in, "float32"):
+        if node is None or onnx_op(node) != "Cast" or dtypes.holds(formed_in, "float32"):
             return None
         source = self._view.input(node, bare.calls, 0)
         gain = None if source is None else self._offset(source, factor, formed_in)
@@ -300,9 +300,9 @@ class Claims:
         node = ref.value.producer()
         if node is None:
             return ref != self._candidate.x
-        if node.op_type == "Constant":
+        if onnx_op(node) == "Constant":
             return True
-        if depth == 0 or node.op_type not in _WEIGHT_OPERATORS or ref == self._candidate.x:
+        if depth == 0 or onnx_op(node) not in _WEIGHT_OPERATORS or ref == self._candidate.x:
             return False
         return all(r is None or self.is_weight(r, depth - 1) for r in self._view.inputs(node, ref.calls))
 

@@ -113,6 +113,19 @@ def parse_consumer(consumer: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(part) for part in version.split(".")) if colon else ()
 
 
+def takes(consumer: str, form: str) -> bool:
+    """Whether a form is among those that a consumer is given.
+
+    >>> takes("tensorrt:10.15", "onnx"), takes("tensorrt", "onnx")
+    (True, False)
+
+    Raises:
+        UsageError: no such consumer.
+    """
+    name, version = parse_consumer(consumer)
+    return any(rule.form == form and version >= rule.since for rule in TABLE[name])
+
+
 def choose(consumer: str, match: Match, opset: int, *, allow_rounding_change: bool = False) -> Choice:
     """The form for a site, by the table, and why.
 

@@ -20,9 +20,9 @@ from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_centring
 from rmsnorm_onnx.tail import Tails, leaves_own, sole_user
-from rmsnorm_onnx.view import Ref, View
+from rmsnorm_onnx.view import Ref, View, onnx_op
 
-_WALK_LIMIT = 1024  # values that one statistic may reach before it is given up
+_WALK_LIMIT = 4096  # values that one statistic may reach before it is given up
 
 
 def find_rms_norms(model: Any) -> list[Match | Declined]:
@@ -90,13 +90,17 @@ class Finder:
             self._placer.decline(candidates, node, calls)
             return
         refusals: list[Refusal] = []
+        claimed: set[Ref] = set()
         for candidate in candidates:
-            found = self._roots(candidate, refusals)
-            if found:
-                for item in found:
+            for item in self._roots(candidate, refusals):
+                if item.root not in claimed:  # a value that is x as rounded was found as a norm of that
+                    claimed.add(item.root)
                     self._placer.add(item, node, calls)
-                return
-        self._placer.decline(_choose(refusals, node), node, calls)
+        if not claimed:
+            self._placer.decline(_choose(refusals, node), node, calls)
+        for refusal in refusals:
+            if refusal.code is DeclineCode.LIMIT:
+                self._placer.decline(refusal, node, calls)
 
     def _roots(self, candidate: Candidate, refusals: list[Refusal]) -> list[Found]:
         """The norms of one x: the last values that are claimed, each with what follows it."""
@@ -135,8 +139,14 @@ class Finder:
                 if not node.outputs:
                     continue
                 out = Ref(node.outputs[0], calls)
-                if out in seen or len(seen) >= _WALK_LIMIT or leaves_own(candidate.reduction.calls, calls):
+                if out in seen or leaves_own(candidate.reduction.calls, calls):
                     continue
+                if len(seen) >= _WALK_LIMIT:
+                    what = f"more than {_WALK_LIMIT} values are made of the mean square of"
+                    source = candidate.reduction.node
+                    reason = f"{what} {node_name(source)}; those from {node_name(node)} on were not looked at"
+                    refusals.append(Refusal(DeclineCode.LIMIT, reason, source))
+                    return
                 product = algebra.product(out)
                 if not product.has_statistic:
                     refusals.extend(self._obstacle(node, calls, ref, algebra))
@@ -156,31 +166,31 @@ class Finder:
 
     def _obstacle(self, node: ir.Node, calls: tuple[ir.Node, ...], ref: Ref, algebra: Algebra) -> Iterator[Refusal]:
         """Why the algebra ends at a node that reads the statistic."""
-        name, product = node_name(node), algebra.product(ref)
+        name, kind, product = node_name(node), onnx_op(node), algebra.product(ref)
         if X() in product.powers:
             return  # a consumer of the norm
-        if node.op_type in ("Add", "Sub", "Max", "Clip"):
+        if kind in ("Add", "Sub", "Max", "Clip"):
             others = [r for r in self._view.inputs(node, calls) if r is not None and r != ref]
-            if node.op_type == "Sub" and any(self._is_squared_mean(r) for r in others):
+            if kind == "Sub" and any(self._is_squared_mean(r) for r in others):
                 yield Refusal(
                     DeclineCode.LAYER_NORM, f"{name} forms a variance, E[x^2] - E[x]^2: this is LayerNorm", node
                 )
             elif len(product.powers) == 1:
                 yield self._epsilon_refusal(node, others)
             return
-        if node.op_type in ("Cast", "CastLike", "Floor", "Ceil", "Round"):
+        if kind in ("Cast", "CastLike", "Floor", "Ceil", "Round"):
             yield Refusal(DeclineCode.TYPE, f"{name} takes the statistic through integers", node)
-        elif node.op_type in ("Mul", "Div"):
+        elif kind in ("Mul", "Div"):
             yield Refusal(
                 DeclineCode.SHAPE,
                 f"{name} broadcasts the statistic along another axis than it was taken over (keepdims=0)",
                 node,
             )
-        elif node.op_type in ("Pow", "Sqrt", "Reciprocal"):
+        elif kind in ("Pow", "Sqrt", "Reciprocal"):
             yield Refusal(
                 DeclineCode.EXPONENT, f"the power that {name} takes of the mean square is not known to be a root", node
             )
-        elif node.op_type in ("Unsqueeze", "Reshape", "Expand", "Transpose"):
+        elif kind in ("Unsqueeze", "Reshape", "Expand", "Transpose"):
             yield Refusal(DeclineCode.SHAPE, f"{name} moves the statistic to axes that are not proven to be x's", node)
 
     def _epsilon_refusal(self, node: ir.Node, others: list[Ref]) -> Refusal:
@@ -203,11 +213,10 @@ class Finder:
 
     def _is_squared_mean(self, ref: Ref) -> bool:
         node = ref.value.producer()
-        if node is None or node.op_type not in ("Mul", "Pow"):
+        if node is None or onnx_op(node) not in ("Mul", "Pow"):
             return False
         source = self._view.input(node, ref.calls, 0)
-        reducer = None if source is None else source.value.producer()
-        return reducer is not None and reducer.op_type == "ReduceMean"
+        return source is not None and onnx_op(source.value.producer()) == "ReduceMean"
 
     def _is_own(self, claim: Claim, algebra: Algebra) -> bool:
         """A scalar factor on a normalised value that others read too is theirs to apply, not this norm's gain."""

@@ -16,6 +16,12 @@ Info = tuple[ir.DataType | None, Dims | None]
 # onnx numbers the dimensions that it cannot name from 0 in every run: only within a run is a number one dimension.
 _INVENTED = "unk__"
 _RUNS = itertools.count()
+# Native norms that onnx does not know, with the output that holds the sum of x and a residual, if there is one.
+NATIVE_NORMS: Mapping[str, int | None] = {
+    "SimplifiedLayerNormalization": None,
+    "SkipSimplifiedLayerNormalization": 3,
+}
+_EXTRA = "a second node for one of the graph's"
 _INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
 
 
@@ -58,7 +64,7 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
         else:
             _add_info(proto.graph, value.name or "", tensor.dtype, tuple(tensor.shape))  # type: ignore[arg-type]
     for node in graph:
-        ir.serde.serialize_node_into(proto.graph.node.add(), node)
+        _write(proto.graph, node)
     for function in model.functions.values():
         if function.graph is not graph:
             ir.serde.serialize_function_into(proto.functions.add(), function)
@@ -69,6 +75,17 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
     found: dict[ir.Value, Info] = {}
     _collect(inferred.graph, graph, found, f"run {next(_RUNS)}: ")
     return found
+
+
+def _write(proto: onnx.GraphProto, node: ir.Node) -> None:
+    """Adds a node as onnx knows it: of a native norm, it is told that the shape of x stays."""
+    if node.op_type not in NATIVE_NORMS or not node.inputs or node.inputs[0] is None:
+        ir.serde.serialize_node_into(proto.node.add(), node)
+        return
+    for index, name in ((0, ""), (NATIVE_NORMS[node.op_type], _EXTRA)):
+        if index is not None and index < len(node.outputs):
+            ends = [node.inputs[0].name or ""], [node.outputs[index].name or ""]
+            proto.node.append(onnx.helper.make_node("Identity", *ends, name=name))
 
 
 def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shape: Dims | None) -> None:
@@ -88,7 +105,7 @@ def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shap
 
 def _collect(proto: onnx.GraphProto, graph: ir.Graph, found: dict[ir.Value, Info], run: str) -> None:
     infos = {i.name: i.type.tensor_type for i in (*proto.value_info, *proto.output) if i.type.HasField("tensor_type")}
-    for node, node_proto in zip(graph, proto.node, strict=False):
+    for node, node_proto in zip(graph, (n for n in proto.node if n.name != _EXTRA), strict=False):
         for value in node.outputs:
             info = infos.get(value.name or "")
             if info is not None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from rmsnorm_onnx import cleanup, dtypes, functions
-from rmsnorm_onnx.consumers import Choice, choose, parse_consumer
+from rmsnorm_onnx.consumers import Choice, choose, parse_consumer, takes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.forms import FORMS
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _OVERRIDABLE_IR = 4  # the first IR version in which an initializer need not be a graph input
 _ROUNDS = 4
 NOT_SELECTED = "not selected"
+_NATIVE = ("onnx", "contrib")
 _RESIDUAL_SUM = 3  # the output of the skip form that holds the sum
 
 
@@ -221,11 +222,11 @@ class _Rewriter:
         raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
+        mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
+        if (match.form == form or self._serves(match)) and not mixed:
+            return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
-        mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
-        if (match.form == form and not mixed) or self._is_between_casts(raised, opset):
-            return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         only = _only_in_its_form(match)
         if only is not None:
             return dataclasses.replace(found, action="kept", why=only)
@@ -249,20 +250,14 @@ class _Rewriter:
         domain = ONNXRUNTIME_DOMAIN if options.consumer == "onnxruntime-tensorrt" else functions.DOMAIN
         return Choice(options.form, "asked for", domain)
 
-    def _is_between_casts(self, match: Match, opset: int) -> bool:
-        """Whether a native node stands as this package writes it for a half norm that rounds once: float32, with Casts.
+    def _serves(self, match: Match) -> bool:
+        """Whether a site is one native operator already that the consumer takes.
 
-        Alone, it is a float32 norm, for which another form might be chosen, and then another again.
+        The Casts around such a node are no part of it, so that what would be chosen for it now may be another form than
+        what was chosen for the whole norm: it stays, or each run would find something else to do.
         """
-        source = _cast_from(match.x)
-        readers = {node for node, _ in match.output.uses()}
-        casts = [n for n in readers if n.op_type == "Cast" and n.outputs[0].dtype == (source and source.dtype)]
-        half = None if source is None else dtypes.float_name(source.dtype)
-        if match.form not in ("onnx", "contrib") or source is None or half is None or len(casts) != len(readers):
-            return False
-        spec = match.spec.replace(normalized_type="float32", gain_type="float32", result_type="x")
-        around = dataclasses.replace(match, x=source, x_type=half, spec=spec, form="primitive")
-        return bool(readers) and self._choose(around, opset).form == match.form
+        asked = self._options.form
+        return match.form in _NATIVE and asked is None and takes(self._options.consumer, match.form)
 
     def _write(self, match: Match, choice: Choice, container: ir.Graph | ir.Function, opset: int) -> None:
         if self._names is None or self._functions is None:
@@ -319,14 +314,6 @@ class _Rewriter:
         new.metadata_props.update(old.metadata_props)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         self._replaced[old] = new
-
-
-def _cast_from(value: ir.Value) -> ir.Value | None:
-    """What a Cast to a wider type was given; None for another value."""
-    node = value.producer()
-    if node is None or node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
-        return None
-    return node.inputs[0]
 
 
 def _only_in_its_form(match: Match) -> str | None:

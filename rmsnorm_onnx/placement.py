@@ -16,7 +16,7 @@ from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import Refusal
-from rmsnorm_onnx.view import Ref, View
+from rmsnorm_onnx.view import Ref, View, onnx_op
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,25 +127,31 @@ class Placer:
             result = entry.result
             if isinstance(result, Match) and result.node in refused and result.node.domain == OWN_DOMAIN:
                 continue  # what a node says of itself is invalid, whatever its body computes
-            if isinstance(result, Match) and (entry.disagrees or not self._seen_by_all(entry)):
+            if isinstance(result, Match) and self._view.truncated and any(entry.contexts):
+                reason = f"there are too many chains of calls to see in all of them what {result.name} computes"
+                result = Declined(DeclineCode.LIMIT, reason, result.node, result.scope)
+            elif isinstance(result, Match) and (entry.disagrees or not self._seen_by_all(entry)):
                 reason = f"the callers of the function around {result.name} do not agree on what it computes"
                 result = Declined(DeclineCode.SHAPE, reason, result.node, result.scope)
             results.append(result)
         return self._without_interiors(results)
 
     def _without_interiors(self, results: list[Match | Declined]) -> list[Match | Declined]:
-        """Plain norms without a gain that stand beside an operator for the same norm: its interior, read elsewhere."""
+        """Plain norms without a gain that stand beside an operator for the same norm: its interior, read elsewhere.
+
+        An operator that adds a residual first divides another value.
+        """
         written = {
             self._statistic(site): site
             for site in results
-            if isinstance(site, Match) and site.form != "primitive" and site.spec.has_gain
+            if isinstance(site, Match) and site.form != "primitive" and site.residual is None
         }
         for index, site in enumerate(results):
             if not isinstance(site, Match) or site.form != "primitive" or site.spec.has_gain or site.spec.has_bias:
                 continue
             operator = written.get(self._statistic(site))
             if operator is not None:
-                reason = f"{site.name} is what {operator.name} computes before its gain, kept for its other readers"
+                reason = f"{site.name} is what {operator.name} computes too, kept for its other readers"
                 results[index] = Declined(DeclineCode.INTERIOR, reason, site.node, site.scope)
         return results
 
@@ -153,7 +159,7 @@ class Placer:
     def _statistic(match: Match) -> tuple[object, ...]:
         """What two norms share that divide the same value by the same root."""
         x = match.x
-        while (node := x.producer()) is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        while (node := x.producer()) is not None and onnx_op(node) == "Cast" and node.inputs[0] is not None:
             x = node.inputs[0]
         spec = match.spec
         return x, spec.axes, float(np.float32(spec.epsilon)), spec.epsilon_placement, spec.leading
@@ -173,8 +179,6 @@ class Placer:
         last = {calls[-1].op_identifier() for calls in entry.contexts if calls}
         if not last:
             return True
-        if self._view.truncated:
-            return False
         return entry.contexts >= {c for c in self._all_contexts if c and c[-1].op_identifier() in last}
 
     @functools.cached_property

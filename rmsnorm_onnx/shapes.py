@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.constants import UNKNOWN_DIM, Constants
-from rmsnorm_onnx.inference import Dim, Dims, Info, declared, infer
+from rmsnorm_onnx.inference import NATIVE_NORMS, Dim, Dims, Info, declared, infer
 from rmsnorm_onnx.view import Ref, View
 
 _MAX_DEPTH = 40  # operators followed by rule; further back, onnx infers the whole graph at once
@@ -117,7 +117,8 @@ class Shapes:
             return None if attr is None else ir.DataType(attr.as_int())
         if value.dtype is not None and not ref.calls:
             return value.dtype  # in a function body, a declared type says nothing of this call
-        found = None if node is None or node.domain != "" else self._from_inputs(node, ref)
+        known = node is not None and (node.domain in ("", "ai.onnx") or node.op_type in NATIVE_NORMS)
+        found = self._from_inputs(node, ref) if node is not None and known else None
         return found if found is not None else value.dtype or self._infer(ref)[0]
 
     def _from_inputs(self, node: ir.Node, ref: Ref) -> ir.DataType | None:
@@ -127,7 +128,9 @@ class Shapes:
             return None if tensor is None else tensor.dtype
         if node.op_type == "Shape":
             return ir.DataType.INT64
-        keeps = node.op_type in _SAME_SHAPE | _BROADCAST | _REDUCE or node.op_type in (
+        if node.op_type in NATIVE_NORMS and ref.value.index() not in (0, NATIVE_NORMS[node.op_type]):
+            return None
+        keeps = node.op_type in NATIVE_NORMS or node.op_type in _SAME_SHAPE | _BROADCAST | _REDUCE or node.op_type in (
             "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Split", "Transpose", "MatMul", "Gemm", "Concat",
         )  # fmt: skip
         if not keeps:
@@ -143,7 +146,8 @@ class Shapes:
         node = ref.value.producer()
         if ref.value.const_value is not None and node is None:
             return tuple(ref.value.const_value.shape)  # type: ignore[arg-type]
-        ruled = None if node is None or node.domain not in ("", "ai.onnx") else self._rule(node, ref)
+        known = node is not None and (node.domain in ("", "ai.onnx") or node.op_type in NATIVE_NORMS)
+        ruled = self._rule(node, ref) if node is not None and known else None
         if ruled is None and (said is None or ref.calls):
             ruled = self._infer(ref)[1]
         if ruled is None or said is None or len(ruled) != len(said):
@@ -163,8 +167,8 @@ class Shapes:
         first = self.shape(inputs[0])
         if first is None and kind not in ("Reshape", "Expand"):
             return None
-        if kind in _SAME_SHAPE:
-            return first if ref.value.index() == 0 else None
+        if kind in _SAME_SHAPE or kind in NATIVE_NORMS:
+            return first if ref.value.index() in (0, NATIVE_NORMS.get(kind)) else None
         if kind in _REDUCE and first is not None:
             return self._reduced(node, ref, first)
         return self._movement(node, ref, inputs, first)

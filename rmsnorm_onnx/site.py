@@ -30,6 +30,7 @@ class DeclineCode(enum.Enum):
     SHAPE_UNKNOWN = "shape-unknown"  # shapes that the proof needs are missing
     TYPE = "type"  # a cast to an integer, or a type that no norm is computed in
     INTERIOR = "interior"  # what a norm that is one operator already computes before its gain, kept for other readers
+    LIMIT = "limit"  # too many values or calls to look at all of them
     UNUSED = "unused"  # a reduction of a square that no root or division follows
     MISMATCH = "mismatch"  # a node whose attributes and function body disagree
     INVALID = "invalid"  # a native node that its own definition does not allow

@@ -15,10 +15,12 @@ from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import MeanSquare, Product, Reduction, Shifted, X
 from rmsnorm_onnx.shapes import Shapes, reduction_axes
 from rmsnorm_onnx.site import DeclineCode, node_name
-from rmsnorm_onnx.view import Ref, View
+from rmsnorm_onnx.view import Ref, View, onnx_op
 
 _MEANS = ("ReduceMean", "ReduceSum")
 _NORMS = ("ReduceSumSquare", "ReduceL2", "LpNormalization")
+_MEAN_PATH = frozenset({*_MEANS, "Neg", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity", "Div", "Mul"})
+_ABOUT = 1e-2  # a factor of 1 in any type, half types too
 REDUCTIONS = frozenset((*_MEANS, *_NORMS, "Einsum"))
 
 _SMALLEST_NORMAL = {name: float(dtypes.finfo(name).tiny) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -131,6 +133,8 @@ class Squares:
                 return None
         else:
             axes = reduction_axes(self._shapes, node, calls, rank)
+        if axes is None and self._reduces_nothing(node, calls):
+            return None
         if axes is None:
             return Refusal(DeclineCode.AXES, f"the axes of {node_name(node)} are known only at run time", node)
         negative = tuple(a - rank for a in axes)
@@ -141,6 +145,10 @@ class Squares:
                 node,
             )
         return negative
+
+    def _reduces_nothing(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> bool:
+        noop = integer(self._view, node, calls, "noop_with_empty_axes", 0)
+        return bool(noop) and not self._shapes.axes_of(node, calls) and self._view.input(node, calls, 1) is None
 
     def _reduction(
         self,
@@ -282,34 +290,51 @@ def is_centring(
     view: View, shapes: Shapes, node: ir.Node, calls: tuple[ir.Node, ...], axes: tuple[int, ...] | None = None
 ) -> bool:
     """Whether a node subtracts from a value its own mean (over the given axes, if any are given)."""
-    if node.op_type not in ("Sub", "Add") or node.domain not in ("", "ai.onnx"):
+    kind = onnx_op(node)
+    if kind not in ("Sub", "Add"):
         return False
     first, second = view.input(node, calls, 0), view.input(node, calls, 1)
-    for whole, mean in ((first, second), (second, first)) if node.op_type == "Add" else ((first, second),):
-        reducer = None if mean is None else _mean(view, mean, negated=node.op_type == "Add")
-        source = None if reducer is None else view.input(reducer[0], reducer[1], 0)
+    for whole, mean in ((first, second), (second, first)) if kind == "Add" else ((first, second),):
+        found = None if mean is None else _reduced(view, shapes, mean)
+        source = None if found is None else view.input(found[0], found[1], 0)
         copies = Copies(view, shapes)
-        if whole is None or reducer is None or source is None or copies.peel(source) != copies.peel(whole):
+        if whole is None or found is None or source is None or copies.peel(source) != copies.peel(whole):
             continue
+        reducer, at, factor = found
         shape = shapes.shape(whole)
-        reduced = None if shape is None else reduction_axes(shapes, *reducer, len(shape))
-        if axes is None or shape is None or (reduced and tuple(a - len(shape) for a in reduced) == axes):
+        reduced = None if shape is None else reduction_axes(shapes, reducer, at, len(shape))
+        if axes is not None and reduced and shape is not None and tuple(a - len(shape) for a in reduced) != axes:
+            continue
+        count = math.prod(_size(shape, a) for a in reduced or ()) if onnx_op(reducer) == "ReduceSum" else 1.0
+        if math.isnan(count) or abs(factor * count - (1.0 if kind == "Sub" else -1.0)) < _ABOUT:
             return True
     return False
 
 
-def _mean(view: View, ref: Ref, *, negated: bool) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
-    """The reduction that a subtracted mean comes from, through what moves, casts, scales and negates it."""
+def _size(shape: Dims | None, axis: int) -> float:
+    size = None if shape is None else shape[axis]
+    return float(size) if isinstance(size, int) else math.nan
+
+
+def _reduced(view: View, shapes: Shapes, ref: Ref) -> tuple[ir.Node, tuple[ir.Node, ...], float] | None:
+    """(reduction, its calls, factor) of a scaled mean or sum, through what moves, casts and negates it."""
+    factor = 1.0
     for _ in range(8):
         node = ref.value.producer()
-        if node is None:
+        kind = onnx_op(node)
+        if node is None or kind not in _MEAN_PATH:
             return None
-        if node.op_type in ("ReduceMean", "ReduceSum"):
-            return None if negated else (node, ref.calls)
-        if node.op_type not in ("Neg", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity", "Div", "Mul"):
-            return None
-        negated ^= node.op_type == "Neg"
+        if kind in _MEANS:
+            return node, ref.calls, factor
         source = view.input(node, ref.calls, 0)
+        if kind in ("Mul", "Div"):
+            number = shapes.constants.scalar(view.input(node, ref.calls, 1))
+            if number is None and kind == "Mul":
+                number, source = shapes.constants.scalar(source), view.input(node, ref.calls, 1)
+            if number is None or not number.value:
+                return None
+            factor *= number.value if kind == "Mul" else 1.0 / number.value
+        factor = -factor if kind == "Neg" else factor
         if source is None:
             return None
         ref = source

@@ -29,6 +29,11 @@ def graph_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
                     yield from graph_nodes(inner)
 
 
+def onnx_op(node: ir.Node | None) -> str:
+    """The name of an operator of ONNX's own domain; "" for another domain's, whatever its name, and for no node."""
+    return node.op_type if node is not None and node.domain in ("", "ai.onnx") else ""
+
+
 def default_opset(imports: Mapping[str, int], otherwise: int = 1) -> int:
     """The version of ONNX's own operator set, by either of its names."""
     return imports.get("", imports.get("ai.onnx", otherwise))

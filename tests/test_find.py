@@ -10,6 +10,7 @@ from kit import NORM, edit, parse
 from sites import find, one
 
 from rmsnorm_onnx import Declined, Match, find_rms_norms, fuse, view
+from rmsnorm_onnx import find as finding
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode
 
@@ -89,12 +90,66 @@ def test_a_function_called_twice_is_found_once() -> None:
     assert [m.scope for m in matches] == ["function own::norm"] and not declined
 
 
-def test_many_gains_on_one_value_end() -> None:
-    """One normalised value under more gains than anybody has: the search stops growing with them."""
-    lines = "\n".join(f" y{i} = Mul (n, w)" for i in range(3000))
+def test_many_gains_on_one_value_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One normalised value under more gains than anybody has: the search ends, and says that it has."""
+    monkeypatch.setattr(finding, "_WALK_LIMIT", 100)
+    lines = "\n".join(f" y{i} = Mul (n, w)" for i in range(200))
     text = edit(NORM, " y = Mul (n, w)", f"{lines}\n y = Mul (n, w)")
     sites = find_rms_norms(ir.from_proto(onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]>' + text)))
-    assert 1000 < len(sites) < 1100 and all(isinstance(site, Match) for site in sites)
+    declined = [site for site in sites if isinstance(site, Declined)]
+    assert [d.code for d in declined] == [DeclineCode.LIMIT] and "100" in declined[0].reason
+    assert 80 < len(sites) - 1 < 100
+
+
+def test_one_statistic_of_two_values() -> None:
+    """A part and the whole, both divided by the root of the part's mean square: two norms."""
+    text = """
+m (float[N,4] x) => (float[N,2] part, float[N,4] whole)
+<float two = {2.0}, int64[1] last = {-1}, float eps = {1e-6}, int64[1] zero = {0}, int64[1] half = {2}>
+{
+ p = Slice (x, zero, half, last)
+ sq = Pow (p, two)
+ ms = ReduceMean (sq, last)
+ me = Add (ms, eps)
+ rms = Sqrt (me)
+ part = Div (p, rms)
+ whole = Div (x, rms)
+}"""
+    matches, declined = find(parse(text))
+    assert not declined
+    assert {m.output.name: (m.x.name, m.spec.leading) for m in matches} == {"part": ("p", None), "whole": ("x", 2)}
+
+
+def test_an_operator_of_another_domain_is_not_onnxs() -> None:
+    """A foreign function named Cast doubles a scale of one: the scale is no 1, and it is not looked through."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 11, opset_import: ["" : 23, "own" : 1]> m (float[3,4] x) => (float[3,4] y)
+        <float[1] one = {1.0}> { w = own.Cast (one) y = RMSNormalization <axis = -1> (x, w) }
+        <domain: "own", opset_import: ["" : 23]> Cast (a) => (b) { b = Add (a, a) }"""
+    )
+    assert one(ir.from_proto(proto)).spec.has_gain
+
+
+@pytest.mark.parametrize(("factor", "found"), [("1.0", 0), ("0.5", 1)])
+def test_only_the_whole_mean_makes_it_layer_norm(factor: str, found: int) -> None:
+    """A value less half its mean is any value, and its norm is one."""
+    text = edit(
+        NORM,
+        " sq = Pow (x,",
+        " mu = ReduceMean (x, last)\n half = Mul (mu, c)\n v = Sub (x, half)\n sq = Pow (v,",
+        "Div (x,",
+        "Div (v,",
+        "float two",
+        f"float c = {{{factor}}}, float two",
+    )
+    matches, declined = find(parse(text))
+    assert (len(matches), len(declined)) == (found, 1 - found)
+
+
+def test_a_reduction_of_nothing_is_none() -> None:
+    """ReduceMean without axes reduces all of them, or nothing when it is told so."""
+    text = edit(NORM, "ReduceMean (sq, last)", "ReduceMean <noop_with_empty_axes = 1> (sq)")
+    assert find_rms_norms(parse(text)) == []
 
 
 @pytest.mark.parametrize(("kind", "number"), [("double", "1.0000004"), ("float", "1.0000004"), ("float", "0.99999994")])

@@ -339,3 +339,62 @@ def test_11_a_native_node_of_mixed_types_is_mended(consumer: str) -> None:
     onnx.checker.check_model(ir.to_proto(fused), full_check=True)
     again, report = rmsnorm_onnx.fuse(fused, consumer=consumer)
     assert report.rewritten == 0 and text_bytes(again) == text_bytes(fused)
+
+
+def test_two_half_norms_in_a_row() -> None:
+    """The first ends in a Cast that its rewrite removes, and the second reads it: both are rewritten, for everyone."""
+    first = HALF_ONCE.replace("TYPE", "float16").replace("NUMBER", "10")
+    second = "\n".join(first.splitlines()[4:])
+    for name in ("wide", "sq", "ms", "me", "rms", "n", "g", "y", "x"):
+        second = second.replace(f" {name} =", f" {name}2 =").replace(f"({name},", f"({name}2,")
+        second = second.replace(f", {name})", f", {name}2)").replace(f"({name})", f"({name}2)")
+    text = first.replace("(TYPE", "(").removesuffix("\n}") + second.replace("{", "", 1).replace("(x2)", "(y)")
+    text = text.replace("=> (float16[2,3,4] y)", "=> (float16[2,3,4] y2)").replace("to2 =", "to =")
+    for consumer in ("any", "onnxruntime", "tensorrt"):
+        assert rmsnorm_onnx.fuse(parse(text), consumer=consumer)[1].rewritten == 2
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("g = Mul (n, w)", "g = Add (n, w)"),  # a bias in float32 before the one rounding
+        (" y = Cast <to = 10> (g)", " y = Identity (g)", "=> (float16[2,3,4] y)", "=> (float[2,3,4] y)"),
+    ],
+)
+def test_a_native_node_that_the_consumer_takes_stays(changes: tuple[str, ...], opset: int) -> None:
+    """Where the Casts around a native node are read by something else, the node alone looks like another norm."""
+    text = edit(HALF_ONCE.replace("TYPE", "float16").replace("NUMBER", "10"), *changes)
+    fused, first = rmsnorm_onnx.fuse(parse(text, opset=opset), consumer="onnxruntime")
+    again, second = rmsnorm_onnx.fuse(fused, consumer="onnxruntime")
+    assert (first.rewritten, second.rewritten) == (1, 0) and text_bytes(again) == text_bytes(fused)
+
+
+def test_native_norms_without_declared_types() -> None:
+    """Files that onnxruntime wrote declare no types: those of its own norms' outputs follow from their inputs."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        m (float[2,3,4] x, float[2,3,4] r, float[4] w, float[4,4] matrix) => (float[2,3,4] y)
+        <float eps = {0.125}, int64[1] last = {-1}> {
+        a, mean, inv, sum = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.125> (x, r, w)
+        t = Relu (sum) u = MatMul (t, matrix) b = SimplifiedLayerNormalization <epsilon = 0.125> (u, w)
+        c, mean2, inv2, sum2 = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.125> (b, a, w)
+        k = MatMul (sum2, matrix) sq = Mul (k, k) ms = ReduceMean (sq, last) me = Add (ms, eps) rms = Sqrt (me)
+        y = Div (k, rms) }"""
+    )
+    fused, report = rmsnorm_onnx.fuse(proto)
+    assert (report.rewritten, report.declined) == (4, 0)
+    onnx.checker.check_model(fused, full_check=True)
+
+
+def test_a_norm_beside_a_skip_norm_is_its_own() -> None:
+    """A skip norm divides the sum: the norm of x alone, with the same epsilon, is no interior of it."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        m (float[2,3,4] x, float[2,3,4] r, float[4] w) => (float[2,3,4] y, float[2,3,4] z)
+        <float eps = {0.125}, int64[1] last = {-1}> {
+        y = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.125> (x, r, w) sq = Mul (x, x)
+        ms = ReduceMean (sq, last) me = Add (ms, eps) rms = Sqrt (me) z = Div (x, rms) }"""
+    )
+    _, report = rmsnorm_onnx.fuse(proto)
+    assert (report.rewritten, report.declined) == (2, 0)

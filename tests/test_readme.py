@@ -84,6 +84,9 @@ EXAMPLES: Mapping[DeclineCode, str] = {
         <float two = {2.0}, int64[1] last = {-1}, float eps = {1e-5}> {
         result = RMSNormalization (x, w) squared = Pow (x, two) mean_square = ReduceMean (squared, last)
         shifted = Add (mean_square, eps) root = Sqrt (shifted) normalized = Div (x, root) }""",
+    DeclineCode.LIMIT: norm().replace(
+        "result = Mul", "\n".join(f" other{i} = Mul (normalized, w)" for i in range(4100)) + "\n result = Mul"
+    ),
     DeclineCode.UNUSED: """<ir_version: 8, opset_import: ["" : 18]>
         m (float[N,4] x) => (float[N,1] mean_square) <float two = {2.0}, int64[1] last = {-1}> {
         squared = Pow (x, two) mean_square = ReduceMean (squared, last) }""",

@@ -11,6 +11,7 @@ from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.body import refusal as body_refusal
 from rmsnorm_onnx.forms.reading import Unreadable, attribute
 from rmsnorm_onnx.site import DeclineCode, Match
+from rmsnorm_onnx.view import onnx_op
 
 Shape = tuple[int | str | None, ...]
 
@@ -91,9 +92,10 @@ def is_one(scale: ir.Value) -> bool:
     A scalar constant, or one of any shape that is filled with it: torch writes ConstantOfShape or Expand.
     """
     node = scale.producer()
-    if node is not None and node.op_type in ("Cast", "Identity", "Expand") and node.inputs[0] is not None:
+    kind = onnx_op(node)
+    if node is not None and kind in ("Cast", "Identity", "Expand") and node.inputs[0] is not None:
         return is_one(node.inputs[0])
-    if node is not None and node.op_type == "ConstantOfShape":
+    if node is not None and kind == "ConstantOfShape":
         fill = node.attributes.get("value")
         return fill is not None and not fill.is_ref() and bool(np.all(fill.as_tensor().numpy() == 1))
     if scale.is_graph_input() or scale.shape is None or scale.shape.rank() > 1:
