@@ -108,6 +108,7 @@ def export(
         MissingDependencyError: torch is not installed.
     """
     _check_arguments(opset, dtype, output, consumer, form)
+    _check_names(input_names, output_names)
     try:
         import torch
     except ImportError as error:
@@ -146,6 +147,18 @@ def _check_arguments(
     passes.Options(form=form)
     if output is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output))):
         raise UsageError(f"cannot write {os.fspath(output)}: its folder does not exist; create it")
+
+
+def _check_names(input_names: Sequence[str] | None, output_names: Sequence[str] | None) -> None:
+    """torch.onnx takes names as they come, and writes an invalid file for doubled or empty ones."""
+    seen: set[str] = set()
+    for what, names in (("input_names", input_names), ("output_names", output_names)):
+        if isinstance(names, str):
+            raise UsageError(f"{what} must be a sequence of names, got the string {names!r}")
+        for name in names or ():
+            if not isinstance(name, str) or not name or name in seen:
+                raise UsageError(f"{what} holds {name!r}; names must be distinct, and not empty")
+            seen.add(name)
 
 
 def _converted(
@@ -232,10 +245,21 @@ def _translate(
         model: ir.Model = exported.model
         common.RemoveUnusedNodesPass()(model)
         _write_numerals_as_numbers(model)
+    _check_written_names(model, [*(input_names or ()), *(output_names or ())])
     written = model.opset_imports.get("")
     if written != opset:
         raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
     return model
+
+
+def _check_written_names(model: ir.Model, names: list[str]) -> None:
+    """A name that a weight bears, or that no input or output was left for, is a usage error."""
+    borne = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    for name in names:
+        if name in model.graph.initializers:
+            raise UsageError(f"the name {name!r} is borne by a weight; choose another")
+        if name not in borne:
+            raise UsageError(f"there is no input or output left for the name {name!r}; give fewer names")
 
 
 def _write_numerals_as_numbers(model: ir.Model) -> None:

@@ -396,3 +396,19 @@ def test_arguments_that_are_no_tuple() -> None:
     """A dictionary of inputs is a usage error, before its keys are taken for tensors."""
     with pytest.raises(UsageError, match="tuple of tensors"):
         export(torch.nn.RMSNorm(8), {"x": torch.randn(2, 8)})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"input_names": ["same"], "output_names": ["same"]},
+        {"input_names": ["weight"]},
+        {"input_names": [""]},
+        {"input_names": "ids"},
+        {"output_names": ["y", "z"]},
+    ],
+)
+def test_names_that_cannot_be(names: dict[str, list[str]]) -> None:
+    """Doubled, empty, borne or surplus names are usage errors, not invalid files."""
+    with pytest.raises(UsageError, match="name"):
+        export(torch.nn.RMSNorm(8), (torch.randn(2, 8),), **names)
