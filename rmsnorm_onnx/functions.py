@@ -17,7 +17,7 @@ are no overloads here, and no name that any other function or custom operator of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,7 @@ class FunctionLibrary:
         self._taken = _operator_names(model) if operators is None else set(operators)
         self._signatures = {f.name: signature(f) for f in model.functions.values() if f.domain == DOMAIN}
         self._wanted: dict[Body, None] = {}
+        self._plugin_nodes = 0
 
     def get(self, body: Body) -> ir.Function:
         """The function of a body: one that the model has already, or a new one, added to it."""
@@ -146,6 +147,7 @@ class FunctionLibrary:
         From now on no function takes the name that the plugin's nodes bear.
         """
         self._wanted[body] = None
+        self._plugin_nodes += 1
         self._taken.add(NAME)
 
     def finish(self) -> None:
@@ -153,7 +155,8 @@ class FunctionLibrary:
 
         Plugin nodes must find their own body under it, or none: a function of another body gives way to a name with
         its digest, or goes where no node calls it. The body is added when all plugin nodes need the same one and no
-        function of another domain bears the name.
+        function of another domain bears the name. Of plugin nodes that stood in the file before, only a body that is
+        there says what they need.
         """
         if not self._wanted:
             return
@@ -163,16 +166,16 @@ class FunctionLibrary:
             if len(bodies) == 1 and signature(bearer) in bodies:
                 return
             self._rename(bearer)
-        if len(bodies) == 1 and all(f.name != NAME for f in self._model.functions.values()):
+        older = sum(map(_is_plugin, _nodes(self._model))) > self._plugin_nodes
+        if len(bodies) == 1 and not older and all(f.name != NAME for f in self._model.functions.values()):
             (sign,) = bodies
             self._add(build_function(bodies[sign]), sign)
 
     def _rename(self, function: ir.Function) -> None:
         """Gives a function, and the nodes that call it, a name that nobody bears; removes it when none calls it."""
-        model, callers = self._model, []
-        for graph in (model.graph, *(f.graph for f in model.functions.values())):
-            nodes = (n for n in graph_nodes(graph) if n.op_identifier() == function.identifier())
-            callers += [n for n in nodes if "plugin_version" not in n.attributes]
+        model, callers = self._model, list[ir.Node]()
+        calls = (n for n in _nodes(model) if n.op_identifier() == function.identifier())
+        callers += [n for n in calls if not _is_plugin(n)]
         del model.functions[function.identifier()]
         sign = signature(function)
         self._signatures.pop(function.name, None)
@@ -208,12 +211,19 @@ def signature(function: ir.Function) -> bytes:
     return bytes(proto.SerializeToString(deterministic=True))
 
 
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        yield from graph_nodes(graph)
+
+
+def _is_plugin(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type == NAME and "plugin_version" in node.attributes
+
+
 def _operator_names(model: ir.Model) -> set[str]:
     """Names that TensorRT's parser could confuse with one of ours: functions of any domain, and custom operators."""
     names = {f.name for f in model.functions.values()}
-    for graph in (model.graph, *(f.graph for f in model.functions.values())):
-        names |= {node.op_type for node in graph_nodes(graph) if node.domain not in ("", "ai.onnx")}
-    return names
+    return names | {node.op_type for node in _nodes(model) if node.domain not in ("", "ai.onnx")}
 
 
 def _epsilon(op: Any, body: Body) -> ir.Value:

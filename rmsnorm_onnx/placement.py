@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import onnx_ir as ir
 
+from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.claims import proves_extent
 from rmsnorm_onnx.forms import Reading
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
@@ -159,8 +160,8 @@ class Placer:
     def _statistic(match: Match) -> tuple[object, ...]:
         """What two norms share that divide the same value by the same root."""
         x = match.x
-        while (node := x.producer()) is not None and onnx_op(node) == "Cast" and node.inputs[0] is not None:
-            x = node.inputs[0]
+        while onnx_op(x.producer()) == "Cast" and (source := _widened_from(x)) is not None:
+            x = source
         spec = match.spec
         return x, spec.axes, float(np.float32(spec.epsilon)), spec.epsilon_placement, spec.leading
 
@@ -269,6 +270,15 @@ class Placer:
             return None
         rank = None if match.x.shape is None else len(match.x.shape)
         return disagreement(match.node, match.spec, rank)
+
+
+def _widened_from(value: ir.Value) -> ir.Value | None:
+    """What a Cast that loses nothing was given; None where a type is narrower or unknown."""
+    node = value.producer()
+    source = node.inputs[0] if node is not None and node.inputs else None
+    before = None if source is None else dtypes.float_name(source.dtype)
+    after = dtypes.float_name(value.dtype)
+    return source if before is not None and after is not None and dtypes.holds(after, before) else None
 
 
 def _agrees(a: Match, b: Match) -> bool:

@@ -413,3 +413,15 @@ def test_a_norm_beside_a_skip_norm_is_its_own() -> None:
     )
     _, report = rmsnorm_onnx.fuse(proto)
     assert (report.rewritten, report.declined) == (2, 0)
+
+
+def test_plugin_nodes_of_two_runs_never_share_a_wrong_body() -> None:
+    """A body that an earlier plugin node has is not replaced by the one that a later node needs."""
+    text = edit(TWO, "me2 = Add (ms2, eps)\n rms2 = Sqrt (me2)", "root = Sqrt (ms2)\n rms2 = Add (root, big)")
+    model = parse(edit(text, "float eps", "float big = {0.5}, float eps"))
+    first, _ = rmsnorm_onnx.fuse(model, form="plugin", only="y")
+    assert len(first.functions) == 1
+    both, report = rmsnorm_onnx.fuse(first, form="plugin", only="z")
+    assert not both.functions and any("with the plugin alone" in note for note in report.sites[1].notes)
+    alike, _ = rmsnorm_onnx.fuse(rmsnorm_onnx.fuse(parse(TWO), form="plugin", only="y")[0], form="plugin", only="z")
+    assert len(alike.functions) == 1 and all("plugin_version" in node.attributes for node in alike.graph)
