@@ -114,6 +114,8 @@ def export(
     except ImportError as error:
         raise MissingDependencyError("torch", "exporting a module", "rmsnorm_onnx[torch]") from error
 
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"a {type(module).__name__} is no module to export; give a torch.nn.Module")
     args = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(args, tuple | list):
         raise UsageError(f"args must be a tuple of tensors, got a {type(args).__name__}; keyword inputs go into kwargs")
@@ -191,7 +193,11 @@ def _trace(
     from torch.utils import _pytree as pytree
 
     with _step("torch.export"):
-        bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        signature = inspect.signature(module.forward)
+        bound = dict(signature.bind(*args, **kwargs).arguments)
+        for parameter in signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound |= bound.pop(parameter.name, {})  # torch.export names these by themselves
         default = pytree.tree_map(_dynamic_dimensions, bound)
         shapes = default if dynamic_shapes is None else dynamic_shapes or None
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)

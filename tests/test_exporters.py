@@ -412,3 +412,25 @@ def test_names_that_cannot_be(names: dict[str, list[str]]) -> None:
     """Doubled, empty, borne or surplus names are usage errors, not invalid files."""
     with pytest.raises(UsageError, match="name"):
         export(torch.nn.RMSNorm(8), (torch.randn(2, 8),), **names)
+
+
+def test_keywords_that_forward_gathers() -> None:
+    """Inputs that go into forward(**options) are inputs like others."""
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)
+
+        def forward(self, x: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) + options["shift"]
+
+    result = export(Module(), (torch.randn(2, 3, 8),), kwargs={"shift": torch.randn(2, 3, 8)})
+    assert result.report is not None and result.report.rewritten == 1
+    assert [value.name for value in result.model.graph.inputs] == ["x", "shift"]
+
+
+def test_what_is_no_module() -> None:
+    """A function is a usage error."""
+    with pytest.raises(UsageError, match="no module"):
+        export(lambda x: x, (torch.randn(2, 8),))
