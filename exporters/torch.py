@@ -195,10 +195,9 @@ def _trace(
     with _step("torch.export"):
         signature = inspect.signature(module.forward)
         bound = dict(signature.bind(*args, **kwargs).arguments)
-        for parameter in signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                bound |= bound.pop(parameter.name, {})  # torch.export names these by themselves
-        default = pytree.tree_map(_dynamic_dimensions, bound)
+        # torch.export takes no dynamic dimensions where forward gathers keywords; the notes then name the fixed ones.
+        gathers = any(p.kind is p.VAR_KEYWORD and bound.get(p.name) for p in signature.parameters.values())
+        default = None if gathers else pytree.tree_map(_dynamic_dimensions, bound)
         shapes = default if dynamic_shapes is None else dynamic_shapes or None
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     tensors = [leaf for leaf in pytree.tree_leaves(bound) if isinstance(leaf, torch.Tensor)]
@@ -221,7 +220,11 @@ def _fixed_dimensions(model: ir.Model, wished: list[dict[int, Any]]) -> tuple[st
         for dimension in dimensions:
             size = value.shape[dimension] if value.shape is not None else None
             if isinstance(size, int):
-                why = "torch makes a size of 1 static, so give an example of 2" if size == 1 else "the module fixes it"
+                why = (
+                    "torch makes a size of 1 static, so give an example of 2"
+                    if size == 1
+                    else "torch or the module fixes it"
+                )
                 notes.append(f"dimension {dimension} of input {value.name} is fixed at {size}: {why}")
     return tuple(notes)
 

@@ -202,7 +202,7 @@ def test_default_shapes_are_dynamic_and_exceptions_are_named() -> None:
     assert fixed == [[False, False, True], [True, True]]
     assert result.notes == (
         "dimension 0 of input y is fixed at 1: torch makes a size of 1 static, so give an example of 2",
-        f"dimension 1 of input y is fixed at {D}: the module fixes it",
+        f"dimension 1 of input y is fixed at {D}: torch or the module fixes it",
     )
     static = export(Model(), (x, 0.5), kwargs={"y": torch.randn(1, D)}, dynamic_shapes={}, fuse=False)
     assert list(static.model.graph.inputs[0].shape) == [2, 3, D] and static.notes == ()
@@ -428,6 +428,7 @@ def test_keywords_that_forward_gathers() -> None:
     result = export(Module(), (torch.randn(2, 3, 8),), kwargs={"shift": torch.randn(2, 3, 8)})
     assert result.report is not None and result.report.rewritten == 1
     assert [value.name for value in result.model.graph.inputs] == ["x", "shift"]
+    assert len(result.notes) == 4  # torch.export fixes all dimensions then
 
 
 def test_what_is_no_module() -> None:
