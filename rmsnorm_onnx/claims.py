@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import proves_fit
+from rmsnorm_onnx.copies import Copies
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import Atom, Constant, MeanSquare, Product, Shifted, X
-from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
+from rmsnorm_onnx.shapes import Shapes, same_dim
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal
@@ -82,6 +83,7 @@ class Claims:
         self._view = view
         self._shapes = shapes
         self._candidate = candidate
+        self._copies = Copies(view, shapes)
         self._x_shape: Dims = shapes.shape(candidate.x) or ()
 
     def claim(self, product: Product, root: Ref) -> Claim | Refusal:
@@ -275,7 +277,7 @@ class Claims:
             if node is None or node.domain not in ("", "ai.onnx"):
                 return ref
             if node.op_type == "Mul":
-                source = self._times_one(node, ref)
+                source = self._copies.times_one(node, ref)
             elif node.op_type in ("Cast", "Identity"):
                 source = self._view.input(node, ref.calls, 0)
             else:
@@ -286,14 +288,6 @@ class Claims:
                 return ref
             ref = source
         return ref
-
-    def _times_one(self, node: ir.Node, ref: Ref) -> Ref | None:
-        first, second = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
-        for value, one in ((first, second), (second, first)):
-            number = self._shapes.constants.scalar(one)
-            if value is not None and number is not None and number.value == 1.0:
-                return value if same_shape(self._shapes.shape(value), self._shapes.shape(ref)) else None
-        return None
 
     def is_weight(self, ref: Ref, depth: int = 12) -> bool:
         """Whether a value is a weight: stored, given as a graph input, or formed from such by operators on weights."""

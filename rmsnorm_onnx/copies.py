@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.algebra import takes_all
+from rmsnorm_onnx.algebra import proves_fit, takes_all
 from rmsnorm_onnx.shapes import Shapes, same_shape
 from rmsnorm_onnx.view import Ref, View
 
@@ -27,11 +27,23 @@ class Copies:
             return source if floats else None
         if node.op_type == "Identity":
             return source
+        if node.op_type == "Mul":
+            return self.times_one(node, ref)
         if node.op_type == "Slice":
             return source if takes_all(self._view, self._shapes, node, ref) else None
         if node.op_type in ("Reshape", "Expand"):
             same = same_shape(self._shapes.shape(source), self._shapes.shape(ref))
             return source if same else None
+        return None
+
+    def times_one(self, node: ir.Node, ref: Ref) -> Ref | None:
+        """What a multiplication by 1 leaves alone, as torchlib's alpha does."""
+        first, second = self._view.input(node, ref.calls, 0), self._view.input(node, ref.calls, 1)
+        for value, one in ((first, second), (second, first)):
+            number = self._shapes.constants.scalar(one)
+            if value is not None and one is not None and number is not None and number.value == 1.0:
+                shape, other = self._shapes.shape(value), self._shapes.shape(one)
+                return value if other == () or (shape is not None and proves_fit(other, shape)) else None
         return None
 
     def peel(self, ref: Ref, *, even: bool = False) -> Ref:

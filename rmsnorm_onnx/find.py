@@ -19,7 +19,7 @@ from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import REDUCTIONS, Candidate, Refusal, Squares, is_centring
-from rmsnorm_onnx.tail import Tails, leaves_own, sole_user
+from rmsnorm_onnx.tail import Tails, leaves_own, reads_numbers, sole_user
 from rmsnorm_onnx.view import Ref, View, onnx_op
 
 _WALK_LIMIT = 4096  # values that one statistic may reach before it is given up
@@ -118,7 +118,7 @@ class Finder:
             claim = claims.claim(algebra.product(root), root)
             if isinstance(claim, Refusal):
                 refusals.append(claim)
-            elif self._is_own(claim, algebra):
+            elif self._is_own(claim, accepted):
                 accepted[root] = claim
         found = []
         for claim, values in self._last(algebra, candidate, accepted):
@@ -167,8 +167,8 @@ class Finder:
     def _obstacle(self, node: ir.Node, calls: tuple[ir.Node, ...], ref: Ref, algebra: Algebra) -> Iterator[Refusal]:
         """Why the algebra ends at a node that reads the statistic."""
         name, kind, product = node_name(node), onnx_op(node), algebra.product(ref)
-        if X() in product.powers:
-            return  # a consumer of the norm
+        if X() in product.powers or not reads_numbers(self._view, (node, calls), ref):
+            return  # a consumer of the norm, or of its type alone
         if kind in ("Add", "Sub", "Max", "Clip"):
             others = [r for r in self._view.inputs(node, calls) if r is not None and r != ref]
             if kind == "Sub" and any(self._is_squared_mean(r) for r in others):
@@ -218,15 +218,21 @@ class Finder:
         source = self._view.input(node, ref.calls, 0)
         return source is not None and onnx_op(source.value.producer()) == "ReduceMean"
 
-    def _is_own(self, claim: Claim, algebra: Algebra) -> bool:
-        """A scalar factor on a normalised value that others read too is theirs to apply, not this norm's gain."""
-        if claim.gain is None or claim.product.opaques:
-            return True
+    def _is_own(self, claim: Claim, accepted: dict[Ref, Claim]) -> bool:
+        """Whether the last factor belongs to the norm.
+
+        A factor of 1 on what is a norm already does not, and a scalar on a value that others read too is theirs to
+        apply: the norm ends before it.
+        """
         node = claim.root.value.producer()
         assert node is not None
         for source in self._view.inputs(node, claim.root.calls):
-            if source is not None and X() in algebra.product(source).powers and algebra.product(source).statistics:
-                return sole_user(self._view, source) is not None
+            before = None if source is None else accepted.get(source)
+            if source is None or before is None or claim.product.opaques != before.product.opaques:
+                continue
+            if claim.product.value == before.product.value:
+                return False
+            return sole_user(self._view, source) is not None
         return True
 
     def _last(

@@ -36,6 +36,9 @@ class DeclineCode(enum.Enum):
     INVALID = "invalid"  # a native node that its own definition does not allow
 
 
+_TRACE_STEPS = 3  # nodes that are asked for the module of a site
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """A norm that was found.
@@ -121,8 +124,17 @@ def node_name(node: ir.Node) -> str:
 
 
 def module_name(node: ir.Node) -> str | None:
-    """The qualified name of the innermost module that torch.onnx traced a node in; None for a node without a trace."""
-    scopes = node.metadata_props.get(SCOPES_KEY)
+    """The qualified name of the innermost module that torch.onnx traced a node in; None for a node without a trace.
+
+    A node that an optimiser made bears no trace; then what it reads tells.
+    """
+    scopes, pending = None, [node]
+    for _ in range(_TRACE_STEPS):
+        if not scopes and pending:
+            current = pending.pop(0)
+            scopes = current.metadata_props.get(SCOPES_KEY)
+            producers = (v.producer() for v in current.inputs if v is not None)
+            pending += [p for p in producers if p is not None]
     if not scopes:
         return None
     try:

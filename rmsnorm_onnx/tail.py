@@ -67,11 +67,12 @@ def leaves_own(inside: tuple[ir.Node, ...], now: tuple[ir.Node, ...]) -> bool:
 
 def sole_user(view: View, ref: Ref) -> _Use | None:
     """The one node that reads the numbers of a value which is no output, or None."""
-    users = [user for user in view.users(ref) if _reads_numbers(view, user, ref)]
+    users = [user for user in view.users(ref) if reads_numbers(view, user, ref)]
     return users[0] if len(users) == 1 and not view.is_model_output(ref) else None
 
 
-def _reads_numbers(view: View, user: _Use, ref: Ref) -> bool:
+def reads_numbers(view: View, user: _Use, ref: Ref) -> bool:
+    """Whether a node reads a value for more than its shape or its type."""
     node, calls = user
     return node.op_type != "Shape" and not (node.op_type == "CastLike" and view.input(node, calls, 0) != ref)
 

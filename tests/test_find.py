@@ -304,3 +304,32 @@ def test_a_node_of_ours_without_its_function() -> None:
     fused.graph[0].attributes["axis"] = ir.AttrFloat32("axis", -1.0)
     (site,) = find_rms_norms(fused)
     assert isinstance(site, Declined) and site.code is DeclineCode.MISMATCH and "axis" in site.reason
+
+
+@pytest.mark.parametrize("factor", ["1.0", "2.0"])
+def test_a_norm_ends_where_others_read_it(factor: str) -> None:
+    """A scalar that one of two readers applies is that reader's, 1 too: one norm, and a second run finds no other."""
+    text = edit(
+        NORM, "=> (float[N,4] y)", "=> (float[N,4] a, float[N,4] b)", "float eps", f"float c = {{{factor}}}, float eps"
+    )
+    model = parse(edit(text, "y = Mul (n, w)", "y = Mul (n, w)\n a = Relu (y)\n z = Mul (y, c)\n b = Sigmoid (z)"))
+    assert one(model).output.name == "y"
+    fused, first = fuse(model)
+    again, second = fuse(fused)
+    assert (first.rewritten, second.rewritten) == (1, 0) and ir.to_proto(again) == ir.to_proto(fused)
+
+
+def test_a_type_is_no_number() -> None:
+    """A CastLike that takes the statistic's type alone gives no reason to decline anything."""
+    text = edit(NORM, "me = Add (ms, eps)", "like = CastLike (half, ms)\n me = Add (ms, like)")
+    assert one(parse(text, half=np.float16(0.25))).spec.epsilon == 0.25
+    text = edit(NORM, "me = Add (ms, eps)\n rms = Sqrt (me)", "like = CastLike (half, ms)\n rms = Exp (ms)")
+    declined = [s for s in find_rms_norms(parse(text, half=np.float16(0.25))) if isinstance(s, Declined)]
+    assert not any("integers" in site.reason for site in declined)
+
+
+def test_a_root_that_an_optimiser_made_has_its_sources_module() -> None:
+    """A last Cast without a trace is of the module that the node before it was traced in."""
+    model = parse(NORM)
+    model.graph[-2].metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'layers.0', 'layers.0.norm', 'div']"
+    assert one(model).module == "layers.0.norm"
