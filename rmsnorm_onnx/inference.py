@@ -70,7 +70,7 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
             ir.serde.serialize_function_into(proto.functions.add(), function)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # whatever onnx finds wrong here, the sites are declined with an unknown shape
+    except Exception:  # onnx raises errors of several kinds; without shapes, what needs one is declined, never guessed
         return {}
     found: dict[ir.Value, Info] = {}
     _collect(inferred.graph, graph, found, f"run {next(_RUNS)}: ")

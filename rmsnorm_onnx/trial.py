@@ -106,7 +106,7 @@ def _run(model: ir.Model, trial: Trial, result: Stop) -> tuple[list[np.ndarray],
         first = error
     try:
         return _run_at(levels.ORT_DISABLE_ALL, data, trial, result), False
-    except Exception:
+    except Exception:  # the same errors; the first one says more, so it is the one reported
         raise UncutError(one_line(first)) from first
 
 

@@ -220,3 +220,8 @@ class Graph:
         return helper.make_model(
             self.graph(outputs), opset_imports=opsets, functions=self.functions, ir_version=ir_version(self.opset)
         )
+
+
+def model_bytes(model: ir.Model) -> bytes:
+    """A model's bytes, the same for the same model."""
+    return ir.to_proto(model).SerializeToString(deterministic=True)

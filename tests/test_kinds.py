@@ -204,8 +204,11 @@ def test_variants_that_say_what_they_are(spell: str) -> None:
         assert isinstance(site, Match)
         specs.append((site.spec.axes, site.spec.epsilon_placement))
         feeds = feed(ir.from_proto(model))
-        got, want = run(rewritten(model), feeds)["y"], run(model, feeds, optimise=False)["y"]
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+        # a middle axis takes no gain along the last one: there the Mul by powers of two follows, which is exact
+        inside = site.spec.has_gain
+        want = reference(site.spec, feeds["x"], GAIN if inside else None) * (1 if inside else GAIN)
+        for got in (run(rewritten(model), feeds)["y"], run(model, feeds, optimise=False)["y"]):
+            assert np.max(ulp_distance(got, want)) <= 4
     assert specs == [((-1,), "outside"), ((-2,), "inside"), ((-2, -1), "inside")]
 
 

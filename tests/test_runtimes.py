@@ -40,7 +40,7 @@ def loads(proto: onnx.ModelProto) -> bool:
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:
+    except Exception:  # onnxruntime's exceptions have no common base, and any of them means that it does not load
         return False
     return True
 
