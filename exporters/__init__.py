@@ -10,12 +10,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["ExportResult", "export"]
+_MODULES = {
+    "ExportResult": "rmsnorm_onnx.exporters.torch",
+    "Kept": "rmsnorm_onnx.exporters.kept",
+    "PairedNorm": "rmsnorm_onnx.exporters.pairing",
+    "export": "rmsnorm_onnx.exporters.torch",
+}
+
+__all__ = ["ExportResult", "Kept", "PairedNorm", "export"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("rmsnorm_onnx.exporters.torch"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@ import enum
 import fnmatch
 from collections.abc import Sequence
 
+import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx.spec import RMSNormSpec
@@ -124,25 +125,60 @@ def node_name(node: ir.Node) -> str:
 
 
 def module_name(node: ir.Node) -> str | None:
-    """The qualified name of the innermost module that torch.onnx traced a node in; None for a node without a trace.
+    """The qualified name of the innermost module that torch traced a node in; None for a node without a trace.
 
-    A node that an optimiser made bears no trace; then what it reads tells.
+    torch.onnx keeps it in the metadata, TorchScript in the node's name. A node that an optimiser made bears no trace;
+    then what it reads tells.
     """
-    scopes, pending = None, [node]
+    names, pending = [], [node]
     for _ in range(_TRACE_STEPS):
-        if not scopes and pending:
+        if not names and pending:
             current = pending.pop(0)
-            scopes = current.metadata_props.get(SCOPES_KEY)
+            names = _scopes(current) or scopes_of_name(current.name)
             producers = (v.producer() for v in current.inputs if v is not None)
             pending += [p for p in producers if p is not None]
-    if not scopes:
-        return None
-    try:
-        names = ast.literal_eval(scopes)
-    except (ValueError, SyntaxError):
-        return None
-    named = isinstance(names, list) and len(names) > 1 and isinstance(names[-2], str)
+    named = len(names) > 1 and isinstance(names[-2], str)
     return names[-2] if named else None  # the last is the operation itself
+
+
+def _scopes(node: ir.Node) -> list[str]:
+    """What torch.onnx wrote into a node's metadata."""
+    try:
+        names = ast.literal_eval(node.metadata_props.get(SCOPES_KEY) or "[]")
+    except (ValueError, SyntaxError):
+        return []
+    return names if isinstance(names, list) else []
+
+
+def scopes_of_name(name: str | None) -> list[str]:
+    """The modules in a node's name as TorchScript's exporter writes it, outermost first, and the operation.
+
+    A module in a list bears the list's name, and one in a Sequential bears its name again:
+
+    >>> scopes_of_name("/model/layers.0/input_layernorm/Mul_1")
+    ['', 'model', 'model.layers.0', 'model.layers.0.input_layernorm', 'Mul_1']
+    >>> scopes_of_name("/features/features.3/Conv")
+    ['', 'features', 'features.3', 'Conv']
+    >>> scopes_of_name("node_mul_3")
+    []
+    """
+    if not name or not name.startswith("/"):
+        return []
+    *parts, operation = name[1:].split("/")
+    while parts and _is_operation(parts[-1]):  # an operator that was written in this one's place
+        operation = parts.pop()
+    names, before = [""], ""
+    for part in parts:
+        outer = names[-1]
+        if before and part.startswith(f"{before}."):
+            outer = outer[: -len(before)].rstrip(".")
+        names.append(f"{outer}.{part}" if outer else part)
+        before = part
+    return [*names, operation]
+
+
+def _is_operation(part: str) -> bool:
+    return onnx.defs.has(part.rstrip("0123456789").removesuffix("_"))
 
 
 def patterns(given: str | Sequence[str] | None) -> tuple[str, ...]:

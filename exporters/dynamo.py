@@ -1,0 +1,104 @@
+"""The route through torch.export and torch.onnx, without torch's optimiser (which deletes an epsilon of 1e-8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from rmsnorm_onnx.errors import ExportError
+from rmsnorm_onnx.exporters.example import default_shapes
+from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
+from rmsnorm_onnx.exporters.steps import step
+
+if TYPE_CHECKING:
+    import torch
+
+    from rmsnorm_onnx.exporters.example import Example
+
+ROUTE = "torch.export, torch.onnx"
+"""This route in words."""
+
+OLDEST_OPSET = 18
+"""torch.onnx writes no older opset; it would answer with this one and a warning."""
+
+
+def export_program(job: Job, opset: int) -> Routed:
+    """Trace a module symbolically, and translate it.
+
+    Raises:
+        ExportError: a step failed.
+        UsageError: a name cannot be used.
+    """
+    program = job.program
+    if program is None:
+        assert job.module is not None and job.example is not None
+        program = _trace(job.module, job.example)
+    model = _translate(program, job, opset)
+    wished = [] if job.example is None or job.example.shapes is not None else job.example.leaves
+    return Routed(model, _fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished]))
+
+
+def _trace(module: torch.nn.Module, example: Example) -> torch.export.ExportedProgram:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    with step("torch.export"):
+        # torch.export takes no dynamic dimensions where forward gathers keywords; the notes then name the fixed ones.
+        default = None if example.gathers else pytree.tree_map(default_shapes, example.bound)
+        shapes = default if example.shapes is None else example.shapes or None
+        return torch.export.export(module, example.args, dict(example.kwargs), dynamic_shapes=shapes)
+
+
+def _translate(program: Any, job: Job, opset: int) -> ir.Model:
+    import torch
+
+    from rmsnorm_onnx.exporters.translations import translations
+
+    with step("translation to ONNX"):
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            optimize=False,
+            verbose=False,
+            input_names=job.input_names or None,
+            output_names=job.output_names or None,
+            custom_translation_table=translations(opset, kept=job.kept),
+        )
+        assert exported is not None  # it writes to no file
+        model: ir.Model = exported.model
+        common.RemoveUnusedNodesPass()(model)
+        _write_numerals_as_numbers(model)
+    check_written_names(model, job.names)
+    written = model.opset_imports.get("")
+    if written != opset:
+        raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
+    return model
+
+
+def _fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ...]:
+    """One note for each dimension that is dynamic by default and is fixed in this model."""
+    notes = []
+    for value, dimensions in zip(model.graph.inputs, wished, strict=False):
+        for dimension in dimensions:
+            size = value.shape[dimension] if value.shape is not None else None
+            if isinstance(size, int):
+                why = (
+                    "torch makes a size of 1 static, so give an example of 2"
+                    if size == 1
+                    else "torch or the module fixes it"
+                )
+                notes.append(f"dimension {dimension} of input {value.name} is fixed at {size}: {why}")
+    return tuple(notes)
+
+
+def _write_numerals_as_numbers(model: ir.Model) -> None:
+    """torch names a dynamic dimension that the module turned out to fix by its size, "64": that is no symbol."""
+    values = [*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)]
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            name = None if isinstance(size, int) else size.value
+            if value.shape is not None and name is not None and name.isdecimal():
+                value.shape[axis] = int(name)

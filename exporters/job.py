@@ -1,0 +1,69 @@
+"""`Job` and `Routed`: what a route is given, and what it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from rmsnorm_onnx.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rmsnorm_onnx.exporters.example import Example
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One export.
+
+    Attributes:
+        module: The module, in inference mode; None where a traced program was given.
+        example: Its example inputs; None where a traced program was given.
+        program: The traced program that was given.
+        opset: The opset that is asked for.
+        input_names: Names for the graph's inputs.
+        output_names: Names for the graph's outputs.
+        kept: Whether modules are registered, so that their operator is in the trace.
+    """
+
+    module: torch.nn.Module | None
+    example: Example | None
+    program: Any
+    opset: int
+    input_names: Sequence[str] = ()
+    output_names: Sequence[str] = ()
+    kept: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """All names that were asked for."""
+        return [*self.input_names, *self.output_names]
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """What a route made.
+
+    Attributes:
+        model: The model, its norms plain operators.
+        notes: What differs from what is asked by default, each one sentence.
+        baked: The dimensions of its notes that are fixed because the tracer baked them in.
+    """
+
+    model: ir.Model
+    notes: tuple[str, ...] = ()
+    baked: int = 0
+
+
+def check_written_names(model: ir.Model, names: Sequence[str]) -> None:
+    """A name that a weight bears, or that no input or output was left for, is a usage error."""
+    borne = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    for name in names:
+        if name in model.graph.initializers:
+            raise UsageError(f"the name {name!r} is borne by a weight; choose another")
+        if name not in borne:
+            raise UsageError(f"there is no input or output left for the name {name!r}; give fewer names")

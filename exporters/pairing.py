@@ -1,0 +1,151 @@
+"""The norms of a file beside the modules that they come from: epsilon must be the module's, and the rest is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.errors import ExportError
+from rmsnorm_onnx.exporters.kept import Kept
+from rmsnorm_onnx.find import find_rms_norms
+from rmsnorm_onnx.passes import raise_statistic
+from rmsnorm_onnx.report import FusionReport, SiteReport, describe
+from rmsnorm_onnx.spec import RMSNormSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_EPSILON_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairedNorm:
+    """One norm of the file, one norm of the module, or both.
+
+    Attributes:
+        module: The module's qualified name; None where the file does not say.
+        kind: The module's class; None where nothing is known of it.
+        site: The site's name in the file; None where the norm was not found.
+        found: What the file computes.
+        expected: What the module's class computes, where its rounding points are known.
+        epsilon: The module's epsilon, also where only an attribute tells; None where nothing does.
+        same_epsilon: Whether the file's epsilon is the module's, in the type of the statistic; None where either is
+            unknown.
+    """
+
+    module: str | None
+    kind: str | None
+    site: str | None
+    found: RMSNormSpec | None
+    expected: RMSNormSpec | None
+    epsilon: float | None
+    same_epsilon: bool | None
+
+
+def pair(
+    model: ir.Model, report: FusionReport | None, module: torch.nn.Module | None, kept: Mapping[type, Any]
+) -> tuple[tuple[PairedNorm, ...], list[str]]:
+    """Pair the sites of a file with the norms of its module.
+
+    Returns:
+        The pairs, and what differs besides epsilon, each one sentence.
+
+    Raises:
+        ExportError: the epsilon of a norm of a known class is not the module's.
+    """
+    sites = _sites(model, report)
+    if module is None:
+        bare = sum(site.spec is not None and site.spec.epsilon == 0 for site in sites)
+        lost = "torch's optimiser deletes one of 1e-8 or less, so export with optimize=False"
+        notes = [f"{bare} norms have no epsilon: {lost}"] if bare else []
+        return tuple(PairedNorm(s.module, None, s.name, s.spec, None, None, None) for s in sites if s.spec), notes
+    known = _known(module, kept)
+    pairs = [_pair(site, known, module) for site in sites if site.spec is not None]
+    notes = [note for pair in pairs if (note := _difference(pair, sites)) is not None]
+    seen = {pair.module for pair in pairs}
+    for name, (kind, spec, _) in known.items():
+        if name not in seen:
+            pairs.append(PairedNorm(name, kind, None, None, spec, spec.epsilon, None))
+            notes.append(f"the {kind} {name or 'that is the module itself'} was not found in the file")
+    return tuple(pairs), notes
+
+
+def _sites(model: ir.Model, report: FusionReport | None) -> Sequence[SiteReport]:
+    return report.sites if report is not None else [SiteReport.of(site) for site in find_rms_norms(model)]
+
+
+def _known(module: torch.nn.Module, kept: Mapping[type, Any]) -> dict[str, tuple[str, RMSNormSpec, str | None]]:
+    """What is known of each norm of a module, by name: its class, its spec, and the type of x that this is for."""
+    known: dict[str, tuple[str, RMSNormSpec, str | None]] = {}
+    for norm in _inventory(module):
+        known[norm.name] = (norm.kind, norm.spec, norm.x_type)
+    for name, part in module.named_modules():
+        if type(part) in kept:
+            known[name] = (type(part).__name__, Kept.of(kept[type(part)]).read(part).spec, None)
+    return known
+
+
+def _inventory(module: torch.nn.Module) -> list[Any]:
+    from rmsnorm_onnx.models import inventory
+
+    try:
+        return inventory.norms(module, strict=False)
+    except TypeError:
+        return []
+
+
+def _pair(
+    site: SiteReport, known: Mapping[str, tuple[str, RMSNormSpec, str | None]], module: torch.nn.Module
+) -> PairedNorm:
+    name, spec = site.module, site.spec
+    if name is not None and name in known:
+        kind, expected, _ = known[name]
+        if not _same_epsilon(site, expected.epsilon):
+            assert spec is not None
+            raise ExportError(
+                f"the epsilon of {site.name} is {spec.epsilon!r}, and the {kind} {name} that it comes from has "
+                f"{expected.epsilon!r}; nothing was written: please report this with the module"
+            )
+        return PairedNorm(name, kind, site.name, spec, expected, expected.epsilon, True)
+    part = dict(module.named_modules()).get(name) if name is not None else None
+    value = next((getattr(part, n) for n in _EPSILON_NAMES if isinstance(getattr(part, n, None), float)), None)
+    same = None if value is None else _same_epsilon(site, value)
+    return PairedNorm(name, None if part is None else type(part).__name__, site.name, spec, None, value, same)
+
+
+def _difference(pair: PairedNorm, sites: Sequence[SiteReport]) -> str | None:
+    """What differs between a site and its module, in one sentence."""
+    if pair.same_epsilon is False:
+        assert pair.found is not None
+        return (
+            f"the epsilon of {pair.site} is {pair.found.epsilon!r}, and the {pair.kind} {pair.module} that it comes "
+            f"from has {pair.epsilon!r}"
+        )
+    site = next(s for s in sites if s.name == pair.site and s.module == pair.module)
+    if pair.expected is None or pair.found is None or site.x_type is None:
+        return None
+    found, meant = (raise_statistic(s).canonical(site.x_type) for s in (pair.found, pair.expected))
+    if found == meant:
+        return None
+    said, want = describe(found, site.x_type), describe(meant, site.x_type)
+    if said == want:
+        fields = [f.name for f in dataclasses.fields(found) if getattr(found, f.name) != getattr(meant, f.name)]
+        said, want = (", ".join(f"{name} {getattr(s, name)}" for name in fields) for s in (found, meant))
+    return f"{pair.module} was found as: {said}; the {pair.kind} is: {want}"
+
+
+def _same_epsilon(site: SiteReport, epsilon: float) -> bool:
+    """In the type of the statistic, in which a graph holds epsilon."""
+    assert site.spec is not None
+    kind = site.spec.statistic_type if site.x_type is None else site.spec.resolve(site.x_type).statistic_type
+    types = {"float64"} if kind == "float64" else {"float32", "float32" if kind == "x" else kind}
+    return any(_rounded(site.spec.epsilon, name) == _rounded(epsilon, name) for name in types)
+
+
+def _rounded(value: float, name: str) -> float:
+    return float(np.asarray(value, dtypes.numpy_dtype(name)))

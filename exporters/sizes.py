@@ -1,0 +1,205 @@
+"""Whether a trace holds at other sizes than its example's: traces are compared, and the file is run beside PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_onnx import modelio
+from rmsnorm_onnx.errors import ExportError, RMSNormError
+from rmsnorm_onnx.exporters.job import Job
+from rmsnorm_onnx.exporters.steps import words
+from rmsnorm_onnx.runtimes import missing_kernels
+
+if TYPE_CHECKING:
+    import torch
+
+    from rmsnorm_onnx.exporters.example import Leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What the traces at other sizes showed.
+
+    Attributes:
+        baked: The sizes of the example that the trace holds as numbers.
+        tried: Inputs of other sizes that PyTorch takes, for the sizes that are not baked in; None without any.
+        notes: Sizes that could not be changed, each one sentence.
+    """
+
+    baked: set[int]
+    tried: tuple[torch.Tensor, ...] | None
+    notes: tuple[str, ...]
+
+
+def dynamic_sizes(leaf: Leaf) -> list[int]:
+    """The example's sizes along the dimensions that are to be dynamic."""
+    return [int(leaf.tensor.shape[axis]) for axis in leaf.dynamic]
+
+
+def survey(
+    job: Job,
+    open_sizes: set[int],
+    graph: onnx.ModelProto,
+    trace: Callable[[Sequence[torch.Tensor]], onnx.ModelProto],
+) -> Survey:
+    """Trace at other sizes and other values, and compare operator by operator, constants included.
+
+    Dimensions of one size in the example keep one size, as a batch does that several inputs share.
+
+    Args:
+        job: What is exported.
+        open_sizes: The sizes of dynamic dimensions.
+        graph: The trace of the example.
+        trace: Traces other inputs.
+
+    Raises:
+        ExportError: the trace depends on the values of the inputs.
+    """
+    together, _ = _accepted(job, open_sizes, values=True)
+    if together is not None and _same(trace(together), graph):
+        return Survey(set(), together if open_sizes else None, ())
+    changed, why = _accepted(job, set(), values=True)
+    if changed is not None and not _same(trace(changed), graph):
+        raise ExportError("TorchScript tracing failed: the module branches on the values of its inputs")
+    notes = [] if changed is not None else [f"traced with no other values: PyTorch says {why}"]
+    baked: set[int] = set()
+    for size in sorted(open_sizes):
+        tensors, why = _accepted(job, {size})
+        if tensors is None:
+            notes.append(f"the size {size} was tried at no other value: PyTorch says {why}")
+        elif not _same(trace(tensors), graph):
+            baked.add(size)
+    free = open_sizes - baked
+    together = _accepted(job, free)[0] if free else None
+    if together is not None and not _same(trace(together), graph):
+        return Survey(open_sizes, None, tuple(notes))  # sizes that matter only together
+    return Survey(baked, together, tuple(notes))
+
+
+def agreement(job: Job, model: ir.Model, found: Survey) -> str:
+    """Run the file in onnxruntime, on the example and at another size, and compare with PyTorch.
+
+    The two compute the same function when half of the digits of each output's type agree, measured at its largest
+    element: this tells a wrong graph from roundings, and says nothing of a norm, which `verify` measures.
+
+    Returns:
+        What was checked, in words.
+
+    Raises:
+        ExportError: they do not agree, or onnxruntime cannot run the file though it has a kernel for every operator.
+    """
+    assert job.example is not None
+    same = "its trace at other sizes is the same" if found.tried is not None else "no other size was tried"
+    runs = [job.example.tensors] + ([found.tried] if found.tried is not None else [])
+    try:
+        import onnxruntime
+    except ImportError:
+        return f"{same}; not run, since onnxruntime is not installed"
+    if any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *model.graph.outputs)):
+        return f"{same}; not run, since onnxruntime hands out no bfloat16"
+    gaps = missing_kernels(model)
+    if gaps:
+        return f"{same}; not run, since onnxruntime has no kernel for {gaps[0].op}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traced.onnx"
+        modelio.save(model, path)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        for tensors in runs:
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+            try:
+                session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+                feeds = zip([i.name for i in session.get_inputs()], tensors, strict=True)
+                results = session.run(None, {name: tensor.detach().cpu().numpy() for name, tensor in feeds})
+            except RMSNormError:
+                raise
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                raise ExportError(
+                    f"running TorchScript's file on inputs of shape {shapes} failed: {words(error)}"
+                ) from error
+            for value, result, expected in zip(model.graph.outputs, results, _outputs(job, tensors), strict=True):
+                _check_same(value.name or "", shapes, result, expected)
+    return f"{same}, and onnxruntime agrees with PyTorch" + (" there" if found.tried is not None else "")
+
+
+def _check_same(name: str, shapes: str, result: np.ndarray, tensor: torch.Tensor) -> None:
+    where = f"TorchScript's file is wrong on inputs of shape {shapes}: output {name}"
+    if tuple(result.shape) != tuple(tensor.shape):
+        raise ExportError(f"{where} has shape {list(result.shape)}, PyTorch's {list(tensor.shape)}")
+    if not tensor.is_floating_point() or not result.size:
+        return  # an index may flip with the last digit of what it was chosen by; the traces were compared exactly
+    expected = tensor.detach().double().cpu().numpy()
+    finite = np.isfinite(expected)
+    error = np.abs(np.where(finite, result.astype(np.float64) - expected, 0.0))
+    largest = float(np.max(np.abs(expected[finite]), initial=0.0))
+    allowed = float(np.sqrt(np.finfo(result.dtype).eps)) * largest
+    if not float(np.max(error)) <= allowed:
+        raise ExportError(f"{where} is off by {float(np.max(error)):.3g}, where PyTorch's largest is {largest:.3g}")
+
+
+def _accepted(job: Job, changed: set[int], *, values: bool = False) -> tuple[tuple[torch.Tensor, ...] | None, str]:
+    """Inputs with some sizes, and values, changed that PyTorch takes, larger sizes first; else its words."""
+    assert job.example is not None
+    why = ""
+    for other in (lambda n: 2 * n + 1, lambda n: n + 1, lambda n: n - 1):
+        new = {size: other(size) for size in changed}
+        if min(new.values(), default=1) < 1:
+            continue
+        tensors = tuple(_resized(leaf, new) for leaf in job.example.leaves)
+        if values:
+            tensors = tuple(_other_values(tensor) for tensor in tensors)
+        try:
+            _outputs(job, tensors)
+        except Exception as error:  # whatever the module raises
+            why = why or words(error)
+        else:
+            return tensors, ""
+    return None, why
+
+
+def _resized(leaf: Leaf, new: dict[int, int]) -> torch.Tensor:
+    """The example at another size: its own values again, so that ids stay ids."""
+    import torch
+
+    tensor = leaf.tensor
+    for axis in leaf.dynamic:
+        old = int(tensor.shape[axis])
+        if old in new:
+            index = torch.arange(new[old], device=tensor.device) % old
+            tensor = tensor.index_select(axis, index)
+    return tensor
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers with the other sign, ids in the other order; what is true or false stays."""
+    if tensor.is_floating_point():
+        return -tensor
+    return tensor if tensor.dim() == 0 else tensor.flip(-1)
+
+
+def _outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What PyTorch gives, its tensors alone."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    assert job.module is not None and job.example is not None
+    args, kwargs = job.example.around(tensors)
+    return [value for value in pytree.tree_leaves(job.module(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+
+
+def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    """Whether two traces have the same operators, with the same names and constants, in the same order."""
+    return list(_lines(one.graph)) == list(_lines(other.graph))
+
+
+def _lines(graph: Any) -> Iterator[bytes]:
+    for node in graph.node:
+        yield node.SerializeToString(deterministic=True)

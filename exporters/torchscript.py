@@ -1,0 +1,237 @@
+"""The route through the TorchScript exporter: opsets 13 to 20, and models that torch.export cannot take.
+
+The module is run once on the example and every operator is written down. What Python decides on the way (a branch, an
+`int(x.shape[1])`) is in the file for good, so the trace is repeated at other sizes: where it differs, sizes are baked
+in. Weights stay outside of torch's protobuf, as inputs, and are attached afterwards without a copy: nothing here has a
+limit of 2 GiB. torch's constant folding stays off, so that no norm is touched before it is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from rmsnorm_onnx import modelio
+from rmsnorm_onnx.errors import ExportError, UsageError
+from rmsnorm_onnx.exporters import sizes
+from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
+from rmsnorm_onnx.exporters.steps import forward_replaced, step
+from rmsnorm_onnx.site import SCOPES_KEY, scopes_of_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from rmsnorm_onnx.exporters.example import Leaf
+
+ROUTE = "TorchScript, torch.onnx"
+"""This route in words."""
+
+NEWEST_OPSET = 20
+"""The newest opset that torch's TorchScript exporter writes; it has been frozen."""
+
+_FIXED = "the tracer bakes it in"
+
+
+def export_traced(job: Job, opset: int) -> Routed:
+    """Trace a module on its example, and compare the trace with others at other sizes.
+
+    Raises:
+        ExportError: a step failed, the file gives other results than PyTorch, or sizes that the caller asked to be
+            dynamic are baked in.
+        UsageError: a name cannot be used.
+    """
+    if job.module is None or job.example is None:
+        raise ExportError("TorchScript tracing failed: it takes a module, not a program that is traced already")
+    tracer = _Tracer(job, opset)
+    open_sizes = {n for leaf in job.example.leaves for n in sizes.dynamic_sizes(leaf)}
+    with _decisions() as decided:
+        graph, states = tracer.trace(job.example.tensors, open_sizes)
+    survey = sizes.survey(job, open_sizes, graph, lambda tensors: tracer.trace(tensors, open_sizes)[0])
+    if survey.baked and job.example.shapes is not None:
+        named = _dimensions(tracer, survey.baked)
+        raise ExportError(
+            f"TorchScript tracing failed: {named} would be baked in, and dynamic_shapes asks otherwise; leave it fixed"
+        )
+    if survey.baked:
+        graph, states = tracer.trace(job.example.tensors, open_sizes - survey.baked)
+    with step("reading TorchScript's file"):
+        model = _assembled(graph, states, len(job.example.leaves))
+    check_written_names(model, job.names)
+    written = model.opset_imports.get("")
+    if written != opset:
+        raise ExportError(f"TorchScript's exporter wrote opset {written}, not {opset}; ask for opset {written}")
+    checked = sizes.agreement(job, model, survey)
+    fixed = tracer.fixed_notes(survey.baked)
+    return Routed(model, (f"traced on the example: {checked}", *decided, *survey.notes, *fixed), len(fixed))
+
+
+class _Tracer:
+    """Traces one module at one opset, again and again."""
+
+    def __init__(self, job: Job, opset: int) -> None:
+        assert job.module is not None and job.example is not None
+        self._job, self._opset = job, opset
+        self._module, self._example = job.module, job.example
+        self.names = _input_names(job, set(self._module.state_dict(keep_vars=True)))
+
+    def trace(self, tensors: Sequence[torch.Tensor], dynamic: set[int]) -> tuple[onnx.ModelProto, dict[str, Any]]:
+        """The file for some inputs, with weights as inputs, and the weights by name.
+
+        Args:
+            tensors: The inputs.
+            dynamic: The sizes of the example whose dimensions are dynamic.
+        """
+        import torch
+
+        axes = {
+            name: {
+                axis: symbol or f"{name}_dim_{axis}"
+                for axis, symbol in leaf.dynamic.items()
+                if leaf.tensor.shape[axis] in dynamic
+            }
+            for name, leaf in zip(self.names, self._example.leaves, strict=True)
+        }
+        file = io.BytesIO()
+        with (
+            step("TorchScript tracing"),
+            forward_replaced(self._module, self._flat()),
+            _symbolics(self._opset),
+        ):
+            torch.onnx.export(
+                self._module,
+                tuple(tensors),
+                file,
+                dynamo=False,
+                opset_version=self._opset,
+                input_names=self.names,
+                output_names=self._job.output_names or None,
+                dynamic_axes={name: dims for name, dims in axes.items() if dims},
+                export_params=False,
+                do_constant_folding=False,
+            )
+        return onnx.load_from_string(file.getvalue()), dict(self._module.state_dict(keep_vars=True))
+
+    def fixed_notes(self, baked: set[int]) -> list[str]:
+        """One note for each dimension that is dynamic by default and had to be fixed."""
+        return [
+            f"dimension {axis} of input {name} is fixed at {size}: {_FIXED}"
+            for name, axis, size in self._dimensions()
+            if size in baked
+        ]
+
+    def _dimensions(self) -> Iterator[tuple[str, int, int]]:
+        for name, leaf in zip(self.names, self._example.leaves, strict=True):
+            for axis in leaf.dynamic:
+                yield name, axis, leaf.tensor.shape[axis]
+
+    def _flat(self) -> Any:
+        """A forward of tensors only, which gives tensors only: no structure survives tracing."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        forward, wanted = self._module.forward, self._job.output_names
+
+        def flat(*tensors: torch.Tensor) -> Any:
+            args, kwargs = self._example.around(tensors)
+            found = pytree.tree_leaves(forward(*args, **kwargs))
+            outputs = tuple(value for value in found if isinstance(value, torch.Tensor))
+            if len(outputs) < len(wanted):
+                name = wanted[len(outputs)]
+                raise UsageError(f"there is no input or output left for the name {name!r}; give fewer names")
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        flat.__signature__ = inspect.signature(flat)  # type: ignore[attr-defined]
+        return flat
+
+
+def _dimensions(tracer: _Tracer, baked: set[int]) -> str:
+    return " and ".join(f"dimension {a} of input {n} ({s})" for n, a, s in tracer._dimensions() if s in baked)
+
+
+def _input_names(job: Job, weights: set[str]) -> list[str]:
+    """The caller's names for the inputs, then those of forward's parameters."""
+    assert job.example is not None
+    leaves: Sequence[Leaf] = job.example.leaves
+    if len(job.input_names) > len(leaves):
+        name = job.input_names[len(leaves)]
+        raise UsageError(f"there is no input or output left for the name {name!r}; give fewer names")
+    borne = next((name for name in job.names if name in weights), None)
+    if borne is not None:
+        raise UsageError(f"the name {borne!r} is borne by a weight; choose another")
+    names, taken = list(job.input_names), {*weights, *job.names}
+    for leaf in leaves[len(names) :]:
+        name, number = leaf.name, 1
+        while name in taken:
+            number += 1
+            name = f"{leaf.name}_{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+@contextlib.contextmanager
+def _decisions() -> Iterator[list[str]]:
+    """What Python decided on a tensor while tracing, as one note: torch warns of it where it happens."""
+    import torch
+
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", torch.jit.TracerWarning)
+        yield notes
+    places = {
+        f"{os.path.basename(warning.filename)}:{warning.lineno}": None
+        for warning in caught
+        if str(warning.message).startswith("Converting a tensor to a Python")
+    }
+    if places:
+        listed = ", ".join(places)
+        notes.append(f"Python decided on a size or a value at {listed}: its decision there is in the file for good")
+
+
+@contextlib.contextmanager
+def _symbolics(opset: int) -> Iterator[None]:
+    """Register our symbolic functions with the TorchScript exporter, and put back what was there."""
+    from torch.onnx import register_custom_op_symbolic, unregister_custom_op_symbolic
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+
+    from rmsnorm_onnx.exporters.translations import symbolics
+
+    ours = symbolics(opset)
+    groups = {name: registry.get_function_group(name) for name in ours}
+    held = {name: None if group is None else group.get(opset) for name, group in groups.items()}
+    for name, function in ours.items():
+        register_custom_op_symbolic(name, function, opset)
+    try:
+        yield
+    finally:
+        for name in ours:
+            unregister_custom_op_symbolic(name, opset)
+            group = registry.get_function_group(name)
+            if held[name] is not None and (group is None or group.get(opset) is not held[name]):
+                register_custom_op_symbolic(name, held[name], opset)
+
+
+def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int) -> ir.Model:
+    """The model, its weights attached without a copy, each node with the modules that it was traced in."""
+    model, _ = modelio.to_ir(proto)
+    graph = model.graph
+    for value in list(graph.inputs[inputs:]):
+        graph.inputs.remove(value)
+        assert value.name is not None
+        value.const_value = ir.tensor(states[value.name].detach(), name=value.name)
+        if value.uses() or value.is_graph_output():
+            graph.register_initializer(value)
+    for node in graph.all_nodes():
+        scopes = scopes_of_name(node.name)
+        if scopes:
+            node.metadata_props[SCOPES_KEY] = repr(scopes)
+    return model
