@@ -15,6 +15,13 @@ def settle_domain(model: ir.Model) -> None:
             imports.setdefault("", imports.pop("ai.onnx"))
 
 
+def set_opset(model: ir.Model, opset: int) -> None:
+    """Lets a model and its functions say that they are of an opset; their nodes are the caller's."""
+    for imports in (model.graph.opset_imports, *(f.opset_imports for f in model.functions.values())):
+        if "" in imports:
+            imports[""] = opset
+
+
 def detach_dead(root: ir.Node) -> list[ir.Node]:
     """Takes the inputs from a node that nobody reads any more, and from what only it read; initializers go at once.
 
@@ -38,6 +45,13 @@ def detach_dead(root: ir.Node) -> list[ir.Node]:
                 if isinstance(owner, ir.Graph) and value.name is not None:
                     del owner.initializers[value.name]
     return list(dict.fromkeys(dead))
+
+
+def remove_dead(node: ir.Node) -> None:
+    """Removes a node that nobody reads, and what only it read, from a graph or a function."""
+    for dead in detach_dead(node):
+        if dead.graph is not None:
+            dead.graph.remove(dead)
 
 
 def remove(nodes: list[ir.Node]) -> None:

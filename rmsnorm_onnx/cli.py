@@ -105,6 +105,7 @@ def _fuse(arguments: argparse.Namespace) -> int:
             only=arguments.only,
             skip=arguments.skip,
             gain_attribute=arguments.gain_attribute,
+            opset=arguments.opset,
         )
     _check_explain(fused, arguments)
     _tell_if_none(arguments.only, sum(s.action == "declined" or s.why != NOT_SELECTED for s in fused.sites))
@@ -263,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     fuse.add_argument(
         "--gain-attribute", action="store_true", help="keep constant gains in the nodes (forms function and plugin)"
     )
+    fuse.add_argument("--opset", type=int, metavar="N", help="move the whole model to this opset, 13 or newer")
     fuse.add_argument("--verify", action="store_true", help="measure each site against float64; write only if all hold")
     _site_flags(fuse)
 

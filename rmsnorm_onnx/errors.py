@@ -3,6 +3,7 @@
     RMSNormError                     everything below; `exit_code` is the command line's
     ├── CheckFailedError      (1)    a parity or model check did not hold
     ├── ExportError           (1)    a model could not be exported; says which step failed
+    ├── ConversionError       (1)    a model has no equal at the opset asked for; names the operators
     ├── UsageError            (2)    an argument that cannot be used (also a ValueError)
     │   └── SpecError         (2)    a value that no RMSNormSpec can hold
     ├── ModelError            (3)    the input model is unreadable or invalid
@@ -26,6 +27,10 @@ class CheckFailedError(RMSNormError):
 
 class ExportError(RMSNormError):
     """An export failed; the message names the step and keeps the exporter's words."""
+
+
+class ConversionError(RMSNormError):
+    """A model cannot be moved to another opset; the message names each operator in the way, and nothing was changed."""
 
 
 class UsageError(RMSNormError, ValueError):

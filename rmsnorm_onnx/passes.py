@@ -16,6 +16,7 @@ from rmsnorm_onnx.consumers import Choice, choose, parse_consumer, takes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.forms import FORMS
+from rmsnorm_onnx.forms.onnx import SINCE as _NATIVE_SINCE
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.functions import FunctionLibrary
 from rmsnorm_onnx.report import FusionReport, SiteReport
@@ -116,6 +117,7 @@ def fuse(
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     gain_attribute: bool = False,
+    opset: int | None = None,
 ) -> tuple[Any, FusionReport]:
     """Turns every RMSNorm of a model into one operator.
 
@@ -128,13 +130,15 @@ def fuse(
         only: Patterns of site or module names; when given, other sites are kept.
         skip: Patterns of site or module names that are kept.
         gain_attribute: Write constant gains as tensor attributes of function and plugin nodes.
+        opset: Move the whole model to this opset of ONNX's own operators, as `rmsnorm_onnx.opsets.convert` does.
 
     Returns:
         The rewritten model, of the caller's kind (an onnx_ir.Model for a path), and what was done.
 
     Raises:
         ModelError: the model cannot be read or is not valid.
-        UsageError: there is no such consumer or form.
+        UsageError: there is no such consumer, form or opset.
+        ConversionError: an operator has no equal at `opset`.
         MissingDependencyError: `verify` is asked for and onnxruntime is not installed.
     """
     from rmsnorm_onnx import modelio
@@ -150,37 +154,57 @@ def fuse(
     )
     working, kind = modelio.to_ir(model)
     original = working.clone() if verify else None
-    sites = rewrite(working, options)
+    before = default_opset(working.opset_imports)
+    if opset is None:
+        sites = rewrite(working, options)
+    else:
+        from rmsnorm_onnx.opsets import move
+
+        sites = move(working, opset, options)
     if original is not None:
         sites = _measured(sites, working, original)
-    report = FusionReport(sites=tuple(sites), consumer=consumer, missing_kernels=kernel_gaps(working))
-    return modelio.from_ir(working, kind, model, changed=report.rewritten > 0), report
+    now = default_opset(working.opset_imports)
+    report = FusionReport(sites=tuple(sites), consumer=consumer, missing_kernels=kernel_gaps(working), opset=now)
+    return modelio.from_ir(working, kind, model, changed=report.rewritten > 0 or now != before), report
 
 
-def rewrite(model: ir.Model, options: Options) -> list[SiteReport]:
+def rewrite(model: ir.Model, options: Options, *, opset: int | None = None) -> list[SiteReport]:
     """Rewrites a model in place.
+
+    Args:
+        model: The model.
+        options: What to rewrite, and into what.
+        opset: Write for this opset, and let the model say that it is of it: all that is not written here is then still
+            to be moved there, by the caller.
 
     Returns:
         What became of each site, in the order of the graph.
     """
     foreign = any(domain != functions.DOMAIN for domain, _, _ in model.functions)
-    reports = _Rewriter(model, options).run()
-    for _ in range(_ROUNDS if foreign else 0):
+    reports = _Rewriter(model, options, opset).run()
+    for _ in range(_ROUNDS if foreign and opset is None else 0):
         # Callers that disagreed on a function may be rewritten by now, so that those that are left agree.
         later = [s for s in _Rewriter(model, options).run() if s.action == "rewritten"]
         if not later:
             break
-        seen = {(s.scope, s.name) for s in later}
-        reports = [s for s in reports if (s.scope, s.name) not in seen] + later
+        reports = merged(reports, later)
     return reports
+
+
+def merged(reports: list[SiteReport], later: list[SiteReport]) -> list[SiteReport]:
+    """Reports with what a later run did in the place of what an earlier one said."""
+    later = [s for s in later if s.action == "rewritten"]
+    seen = {(s.scope, s.name) for s in later}
+    return [s for s in reports if (s.scope, s.name) not in seen] + later
 
 
 class _Rewriter:
     """One rewrite of one model."""
 
-    def __init__(self, model: ir.Model, options: Options) -> None:
+    def __init__(self, model: ir.Model, options: Options, opset: int | None = None) -> None:
         self._model = model
         self._options = options
+        self._opset = opset
         self._view = View(model)
         self._names: Names | None = None
         self._functions: FunctionLibrary | None = None
@@ -191,6 +215,8 @@ class _Rewriter:
         had_functions = any(domain == functions.DOMAIN for domain, _, _ in self._model.functions)
         oldest = self._model.ir_version
         sites = find_rms_norms(self._model)
+        if self._opset is not None:
+            cleanup.set_opset(self._model, self._opset)
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
             cleanup.remove(self._dead)
@@ -223,7 +249,11 @@ class _Rewriter:
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
         mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
-        if (match.form == form or self._serves(match)) and not mixed:
+        gone = match.form == "onnx" and opset < _NATIVE_SINCE  # the model is on its way to an older opset
+        if gone and (form is None or FORMS[form].refusal(raised, opset) is not None):
+            form, why = "function", f"RMSNormalization exists from opset {_NATIVE_SINCE} on"
+            choice = Choice(form, why)
+        if (match.form == form or self._serves(match)) and not mixed and not gone:
             return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")

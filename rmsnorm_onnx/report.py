@@ -176,11 +176,13 @@ class FusionReport(_Counts):
         sites: Every norm and every candidate that was declined, in graph order.
         consumer: Whom the forms were chosen for.
         missing_kernels: What onnxruntime has no kernel for in the result, each one sentence.
+        opset: The opset of the result's default domain; None where nobody said.
     """
 
     sites: tuple[SiteReport, ...]
     consumer: str
     missing_kernels: tuple[str, ...] = ()
+    opset: int | None = None
 
     @property
     def kept(self) -> int:
@@ -189,7 +191,7 @@ class FusionReport(_Counts):
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready data, with its version."""
-        return {"version": VERSION, "kind": "fusion", "consumer": self.consumer, **_body(self)}
+        return {"version": VERSION, "kind": "fusion", "consumer": self.consumer, "opset": self.opset, **_body(self)}
 
 
 Report: TypeAlias = InspectionReport | FusionReport

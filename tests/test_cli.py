@@ -108,6 +108,7 @@ def test_fuse_flags_reach_the_library(run: Run, norms: Path, tmp_path: Path, mon
     real = passes.fuse
     monkeypatch.setattr(passes, "fuse", fuse)
     flags = ["--for", "tensorrt:10.15", "--form", "onnx", "--allow-rounding-change", "--verify", "--gain-attribute"]
+    flags += ["--opset", "21"]
     run("fuse", norms, "-o", tmp_path / "o.onnx", *flags, "--only", "a*", "--only", "b", "--skip", "c")
     assert seen == {
         "model": str(norms),
@@ -116,6 +117,7 @@ def test_fuse_flags_reach_the_library(run: Run, norms: Path, tmp_path: Path, mon
         "allow_rounding_change": True,
         "verify": True,
         "gain_attribute": True,
+        "opset": 21,
         "only": ["a*", "b"],
         "skip": ["c"],
     }
