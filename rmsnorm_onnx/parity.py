@@ -226,9 +226,11 @@ class _Comparison:
         """What the node in the model is held to: the original's mathematics, and the rounding points it claims."""
         spec = raise_statistic(match.spec)
         notes: tuple[str, ...] = ()
-        if spec != match.spec:
-            notes = (f"held to a float32 statistic; the original's is {match.spec.statistic_type}",)
         new = self._written.get((match.scope, match.output.name))
+        if spec != match.spec:
+            if new is not None and _is_kept(new, match):
+                return match.spec, (f"left as it was, with its {match.spec.statistic_type} statistic",)
+            notes = (f"held to a float32 statistic; the original's is {match.spec.statistic_type}",)
         if new is None or new.x_type != match.x_type or not _same_mathematics(new.spec, spec):
             return spec, notes
         claimed = raise_statistic(new.spec).resolve(match.x_type)
@@ -306,6 +308,11 @@ class _Comparison:
         if dims is None:
             raise UncutError(f"the shape of its {what} {value.name} is unknown; run shape inference")
         return dims
+
+
+def _is_kept(new: Match, match: Match) -> bool:
+    """Whether a norm is what it was: a rewrite would have raised its half statistic, or written another form."""
+    return (new.form, new.spec, new.rounding_changes) == (match.form, match.spec, match.rounding_changes)
 
 
 def _same_mathematics(a: RMSNormSpec, b: RMSNormSpec) -> bool:
