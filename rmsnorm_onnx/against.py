@@ -6,7 +6,6 @@ passed on; and the two sides are compared with each other and with a float64 run
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,12 @@ from rmsnorm_onnx.comparison import (
     OutputComparison,
     TorchParityReport,
     difference,
-    ulp_of_largest,
 )
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.oracle import tolerance
+from rmsnorm_onnx.outputs import compare_output
+from rmsnorm_onnx.sides import Side, row_size, torch_side
 from rmsnorm_onnx.site import Match, patterns, selected
 from rmsnorm_onnx.subgraph import UncutError
 from rmsnorm_onnx.trial import worst
@@ -180,17 +180,6 @@ def _words(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Side:
-    """One side's measurement of a norm."""
-
-    ulp: float
-    ratio: float
-    x: np.ndarray | None
-    y: np.ndarray
-    notes: tuple[str, ...] = ()
-
-
 class _Comparison:
     """Puts both sides of a file's norms and outputs beside each other."""
 
@@ -236,25 +225,29 @@ class _Comparison:
         gain = compare_gain(match, parameters and parameters[0], self._candidates(pair, call))
         notes = [
             *(f"in the file, {change}" for change in match.rounding_changes),
-            *([gain.words] if gain.words else []),
+            *([gain.words] if gain.verdict in ("unknown", "rounded") else []),
+            *([f"{pair.module or match.name}: {gain.words}"] if gain.verdict == "differs" else []),
         ]
-        torch_side = runtime_side = how = None
+        ours = theirs = how = None
         if isinstance(call, str):
             unrun.append(f"PyTorch's side of {match.name}: {call}")
         if parameters is not None:
             try:
-                torch_side = None if isinstance(call, str) else _torch_side(match, call, parameters)
+                ours = None if isinstance(call, str) else torch_side(match, call, parameters)
             except UsageError as problem:
                 unrun.append(f"PyTorch's side of {match.name}: {problem}")
             try:
-                runtime_side, how = self._runtime_side(match, call, parameters)
+                theirs, how = self._runtime_side(match, call, parameters)
             except UncutError as problem:
                 unrun.append(f"the runtime's side of {match.name}: {problem}")
-        for side in (torch_side, runtime_side):
-            notes += side.notes if side is not None else ()
-        if torch_side is not None and torch_side.ratio > 1.0:
-            notes.append(self._suspicion(pair, torch_side))
-        size = _row_size(match, torch_side or runtime_side)
+        for side, who in ((ours, "PyTorch"), (theirs, "the runtime")):
+            if side is not None:
+                notes += side.notes
+                if side.x is not None and not np.all(np.isfinite(side.x.astype(np.float64))):
+                    notes.append(f"{pair.module or match.name}: its x holds NaN or infinity in {who}")
+        if ours is not None and ours.ratio > 1.0 and gain.verdict != "differs":
+            notes.append(self._suspicion(pair, ours))
+        size = row_size(match, ours or theirs)
         return NormComparison(
             name=match.name,
             scope=match.scope,
@@ -264,13 +257,13 @@ class _Comparison:
             tolerance=tolerance(match.spec, match.x_type, size),
             gain=gain.verdict,
             how=how,
-            torch_ulp=None if torch_side is None else torch_side.ulp,
-            torch_ratio=None if torch_side is None else torch_side.ratio,
-            runtime_ulp=None if runtime_side is None else runtime_side.ulp,
-            runtime_ratio=None if runtime_side is None else runtime_side.ratio,
+            torch_ulp=None if ours is None else ours.ulp,
+            torch_ratio=None if ours is None else ours.ratio,
+            runtime_ulp=None if theirs is None else theirs.ulp,
+            runtime_ratio=None if theirs is None else theirs.ratio,
             unrun=tuple(unrun),
             notes=tuple(notes),
-            **self._differences(pair, torch_side, runtime_side),
+            **self._differences(pair, ours, theirs),
         )
 
     def _candidates(self, pair: Pair, call: Call | str) -> list[np.ndarray]:
@@ -281,7 +274,7 @@ class _Comparison:
             return [] if call.gain is None else [call.gain]
         return [] if pair.key is None else gain_candidates(self._module, pair.key)
 
-    def _suspicion(self, pair: Pair, side: _Side) -> str:
+    def _suspicion(self, pair: Pair, side: Side) -> str:
         """What is known of a PyTorch result that is not the file's norm."""
         from rmsnorm_onnx.pairing import module_epsilon
 
@@ -294,7 +287,7 @@ class _Comparison:
 
     def _runtime_side(
         self, match: Match, call: Call | str, parameters: tuple[np.ndarray | None, np.ndarray | None]
-    ) -> tuple[_Side, str]:
+    ) -> tuple[Side, str]:
         x, y = self._value(match.x), self._value(match.output)
         if x is not None and y is not None and match.residual is None:
             return self._in_place(match, x, y, parameters)
@@ -303,11 +296,11 @@ class _Comparison:
         given = call.x.astype(dtypes.numpy_dtype(match.x_type))
         result, optimised = self._alone.run(match, given)
         note = () if optimised else ("it ran without onnxruntime's optimisations, which break it when it stands alone",)
-        return _Side(*worst(result, match.spec, given, *parameters), None, result, note), "alone"
+        return Side(*worst(result, match.spec, given, *parameters), None, result, note), "alone"
 
     def _in_place(
         self, match: Match, x: np.ndarray, y: np.ndarray, parameters: tuple[np.ndarray | None, np.ndarray | None]
-    ) -> tuple[_Side, str]:
+    ) -> tuple[Side, str]:
         """The runtime's y on its own x.
 
         Where y is further from the stored x's reference than the spec allows, but not further than the rounding of x
@@ -316,11 +309,16 @@ class _Comparison:
         here = worst(y, match.spec, x, *parameters)
         stored = not dtypes.holds(match.x_type, "float32") and match.x.producer() is not None
         if here[1] <= 1.0 or not stored:
-            return _Side(*here, x, y), "in place"
-        if worst(y, match.spec, x, *parameters, x_was_stored=True)[1] > 1.0:
-            return _Side(*here, x, y), "in place"
-        again, _ = self._alone.run(match, x)
-        return _Side(*worst(again, match.spec, x, *parameters), x, y, (_WIDE_X,)), "own x"
+            return Side(*here, x, y), "in place"
+        _, explained = worst(y, match.spec, x, *parameters, x_was_stored=True)
+        if explained > 1.0:
+            return Side(*here, x, y), "in place"
+        try:
+            again, _ = self._alone.run(match, x)
+        except UncutError as problem:
+            note = f"the runtime reads x before it is rounded, and its norm cannot run alone on the stored x: {problem}"
+            return Side(here[0], explained, x, y, (note,)), "in place"
+        return Side(*worst(again, match.spec, x, *parameters), x, y, (_WIDE_X,)), "own x"
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
         """A value of the run in place; None where it was not seen."""
@@ -331,96 +329,27 @@ class _Comparison:
             return self._fed[name]
         return self._seen.values.get(name)
 
-    def _differences(self, pair: Pair, ours: _Side | None, theirs: _Side | None) -> dict[str, Difference | None]:
+    def _differences(self, pair: Pair, ours: Side | None, theirs: Side | None) -> dict[str, Difference | None]:
         exact = None if self._exact is None else pair.call(self._exact)
         y = None if exact is None or isinstance(exact, str) else exact.y
-        both = ours is not None and theirs is not None
-        in_place = theirs is not None and theirs.x is not None
-        return {
-            "x_difference": difference(theirs.x, ours.x) if both and in_place else None,  # type: ignore[union-attr, arg-type]
-            "y_difference": difference(theirs.y, ours.y) if both else None,  # type: ignore[union-attr]
-            "torch_drift": difference(ours.y, y) if ours is not None and y is not None else None,
-            "runtime_drift": difference(theirs.y, y) if in_place and y is not None else None,  # type: ignore[union-attr]
-        }
+        found: dict[str, Difference | None] = {}
+        if ours is not None and theirs is not None:
+            found["y_difference"] = difference(theirs.y, ours.y)
+            found["x_difference"] = None if theirs.x is None or ours.x is None else difference(theirs.x, ours.x)
+        if ours is not None and y is not None:
+            found["torch_drift"] = difference(ours.y, y)
+        if theirs is not None and theirs.x is not None and y is not None:
+            found["runtime_drift"] = difference(theirs.y, y)
+        return found
 
     def _outputs(self) -> tuple[OutputComparison, ...]:
         exact = () if self._exact is None else self._exact.outputs
         theirs = () if self._seen is None else self._seen.outputs
         return tuple(
-            _output(value.name or "", _at(self._ours.outputs, i), _at(theirs, i), _at(exact, i))
+            compare_output(value.name or "", *(_at(side, i) for side in (self._ours.outputs, theirs, exact)))
             for i, value in enumerate(self._model.graph.outputs)
         )
 
 
-def _at(values: Sequence[Any], index: int) -> Any:
+def _at(values: Sequence[np.ndarray | None], index: int) -> np.ndarray | None:
     return values[index] if index < len(values) else None
-
-
-def _output(
-    name: str, ours: np.ndarray | None, theirs: np.ndarray | None, exact: np.ndarray | None
-) -> OutputComparison:
-    """One output on both sides."""
-    held = next((value for value in (theirs, ours) if value is not None), None)
-    kind = "" if held is None else held.dtype.name
-    if held is not None and kind not in dtypes.FLOAT_TYPES:
-        apart = None if theirs is None or ours is None else difference(theirs, ours)
-        return OutputComparison(name=name, dtype=kind, difference=apart, unrun=(f"output {name} is no float tensor",))
-    unrun = []
-    for value, side in ((ours, "PyTorch's"), (theirs, "the runtime's"), (exact, "the float64")):
-        if value is None:
-            unrun.append(f"{side} {name} is missing")
-        elif held is not None and value.shape != held.shape:
-            unrun.append(f"{side} {name} has shape {list(value.shape)}, not {list(held.shape)}")
-    finite = exact if exact is not None else ours
-    bad = 0
-    if theirs is not None and finite is not None and finite.shape == theirs.shape:
-        bad = int(np.sum(~np.isfinite(theirs.astype(np.float64)) & np.isfinite(finite.astype(np.float64))))
-    return OutputComparison(
-        name=name,
-        dtype=kind,
-        torch_ulp=None if ours is None or exact is None else ulp_of_largest(ours, exact),
-        torch_error=None if ours is None or exact is None else difference(ours, exact),
-        runtime_ulp=None if theirs is None or exact is None else ulp_of_largest(theirs, exact),
-        runtime_error=None if theirs is None or exact is None else difference(theirs, exact),
-        difference=None if theirs is None or ours is None else difference(theirs, ours),
-        nonfinite=bad,
-        unrun=tuple(unrun),
-    )
-
-
-def _torch_side(match: Match, call: Call, parameters: tuple[np.ndarray | None, np.ndarray | None]) -> _Side:
-    """PyTorch's y on its own x, held to the file's spec.
-
-    Raises:
-        UsageError: x does not fit the norm.
-    """
-    if call.y is None or call.y.shape != call.x.shape:
-        raise UsageError("its module returns nothing of its input's shape")
-    declared = match.x.shape
-    fits = declared is None or (
-        len(declared) == call.x.ndim
-        and all(not isinstance(d, int) or d == n for d, n in zip(declared, call.x.shape, strict=True))
-    )
-    if not fits:
-        dims = ", ".join(map(str, declared or ()))
-        raise UsageError(f"its module's input is {list(call.x.shape)}, and x is [{dims}] in the file")
-    notes = []
-    x, kind, spec = call.x, match.x_type, match.spec
-    if x.dtype.name != kind:
-        notes.append(f"x is {kind} in the file, and {x.dtype.name} in PyTorch")
-        kind = kind if dtypes.holds(kind, x.dtype.name) else x.dtype.name
-        x = x.astype(dtypes.numpy_dtype(kind))
-    held = spec.resolve(kind)
-    if held.result_type != call.y.dtype.name:
-        notes.append(f"y is {held.result_type} in the file, and {call.y.dtype.name} in PyTorch")
-        held = held.replace(result_type=call.y.dtype.name)
-    return _Side(*worst(call.y, held, x, *parameters), call.x, call.y, tuple(notes))
-
-
-def _row_size(match: Match, side: _Side | None) -> int:
-    """How many elements share a statistic; 1 where nobody knows."""
-    shape: Any = match.x.shape if side is None else side.y.shape
-    if shape is None or len(shape) < -match.spec.axes[0]:
-        return 1
-    dims = [shape[axis] for axis in match.spec.axes]
-    return int(np.prod(dims)) if all(isinstance(d, int) and d for d in dims) else 1

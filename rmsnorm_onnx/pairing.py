@@ -176,8 +176,9 @@ def compare_gain(match: Match, gain: np.ndarray | None, candidates: Iterable[np.
         for held in (wide, np.add(wide, 1, dtype=wide.dtype)) if not match.spec.gain_offset else (wide,):
             different = int(np.sum(_bits(held.astype(flat.dtype)) != _bits(flat)))
             if not different:
-                narrower = not dtypes.holds(flat.dtype.name, candidate.dtype.name)
-                return Gain("rounded" if narrower else "equal")
+                if dtypes.holds(flat.dtype.name, candidate.dtype.name):
+                    return Gain("equal")
+                return Gain("rounded", f"the file's gain is the module's, rounded to {flat.dtype.name}")
             apart = float(np.max(np.abs(held.astype(np.float64) - flat.astype(np.float64))))
             worst = min(worst, (different, apart), key=lambda w: w[1])
     return Gain("differs", f"its gain is not the module's: {worst[0]} of {flat.size} elements, by up to {worst[1]:.3g}")

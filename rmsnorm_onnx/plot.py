@@ -1,0 +1,135 @@
+"""A picture of a `TorchParityReport`: the error of each norm, and how far the model has drifted there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rmsnorm_onnx import files
+from rmsnorm_onnx.comparison import Difference, NormComparison, TorchParityReport
+from rmsnorm_onnx.errors import MissingDependencyError, UsageError
+
+EXTENSIONS = ("png", "svg", "pdf")
+"""What a plot is written as, by its name's extension."""
+
+_TICKS = 48  # more names than this cannot be read
+_LABEL = 44
+# Colours that stay apart for colour-blind readers, and markers that do in grey.
+_TORCH = {"color": "#d55e00", "marker": "o"}
+_RUNTIME = {"color": "#0072b2", "marker": "s"}
+_BETWEEN = {"color": "#009e73", "marker": "^"}
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Check that `draw` could write there, before the work that comes first is paid for.
+
+    Raises:
+        UsageError: the extension is none of `EXTENSIONS`, or nothing can be written there.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    extension = Path(path).suffix[1:].lower()
+    if extension not in EXTENSIONS:
+        known = ", ".join(f".{e}" for e in EXTENSIONS)
+        raise UsageError(f"cannot plot to {files.shown(path)}: its extension must be one of {known}")
+    files.output_file(path)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("matplotlib", "the plot", "rmsnorm_onnx[plot]") from error
+
+
+def draw(report: TorchParityReport, path: str | os.PathLike[str]) -> None:
+    """Draw the norms of a report in the order of the graph, and write the picture whole or not at all.
+
+    Above, in ulp: PyTorch's and the runtime's error, each on its own x, and what is allowed. Below, relative (rms): how
+    far y lies from the float64 run of the module on each side, and how far the two sides lie apart. Both axes are
+    logarithmic; an error of zero has no point.
+
+    Raises:
+        UsageError: there is no norm to draw, or `check` would raise one.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    check(path)
+    if not report.norms:
+        raise UsageError(f"cannot plot to {files.shown(path)}: there is no norm to draw")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(report.norms)
+    figure = Figure(figsize=(min(max(7.0, 0.32 * count + 2.5), 24.0), 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True)
+    _draw_errors(above, report.norms)
+    _draw_drift(below, report.norms)
+    _label(below, report.norms)
+    target = files.output_file(path)
+    try:
+        with files.replacing(target) as temporary:
+            figure.savefig(temporary, format=Path(path).suffix[1:].lower(), dpi=150)
+    except OSError as error:
+        raise UsageError(f"cannot write {files.shown(path)}: {files.words(error)}") from error
+
+
+def _draw_errors(axes: Any, norms: Sequence[NormComparison]) -> None:
+    places = range(len(norms))
+    axes.step(places, [n.tolerance for n in norms], where="mid", color="0.45", linestyle="--", label="allowed")
+    _series(axes, [n.torch_ulp for n in norms], "PyTorch, on its x", **_TORCH)
+    _series(axes, [n.runtime_ulp for n in norms], "runtime, on its x", **_RUNTIME)
+    beyond = [(i, u) for i, n in enumerate(norms) for u, w in _sides(n) if w is False and u is not None]
+    if beyond:
+        at, size = zip(*beyond, strict=True)
+        axes.plot(at, size, "x", color="#b00020", markersize=11, markeredgewidth=2, label="beyond its bound")
+    _finish(axes, "worst error of y (ulp)")
+
+
+def _sides(norm: NormComparison) -> tuple[tuple[float | None, bool | None], ...]:
+    return (norm.torch_ulp, norm.torch_within), (norm.runtime_ulp, norm.runtime_within)
+
+
+def _draw_drift(axes: Any, norms: Sequence[NormComparison]) -> None:
+    _series(axes, [_rms(n.torch_drift) for n in norms], "PyTorch from float64", **_TORCH)
+    _series(axes, [_rms(n.runtime_drift) for n in norms], "runtime from float64", **_RUNTIME)
+    alone = any(n.how == "alone" for n in norms)
+    label = "runtime from PyTorch" + (", on the same x" if alone else "")
+    _series(axes, [_rms(n.y_difference) for n in norms], label, **_BETWEEN)
+    _finish(axes, "drift of y (relative, rms)")
+
+
+def _rms(value: Difference | None) -> float | None:
+    return None if value is None else value.rms
+
+
+def _series(axes: Any, values: Sequence[float | None], label: str, *, color: str, marker: str) -> None:
+    """A line with points; nothing where nothing was measured, or nothing is positive and finite."""
+    points = [v if v is not None and 0.0 < v < float("inf") else float("nan") for v in values]
+    if any(v == v for v in points):
+        axes.plot(range(len(points)), points, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+
+
+def _finish(axes: Any, title: str) -> None:
+    axes.set_yscale("log")
+    axes.set_ylabel(title)
+    axes.grid(True, which="major", color="0.88")
+    axes.margins(y=0.15)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    else:
+        axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color="0.4")
+
+
+def _label(axes: Any, norms: Sequence[NormComparison]) -> None:
+    step = -(-len(norms) // _TICKS)
+    labels = _short([n.label for n in norms])
+    axes.set_xticks(range(0, len(norms), step), labels[::step], rotation=60, ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def _short(labels: Sequence[str]) -> list[str]:
+    """Names without the modules that all of them are in, and not endless."""
+    parts = [label.split(".") for label in labels]
+    common = len(os.path.commonprefix(parts)) if len(parts) > 1 else 0
+    common = min([common, *(len(p) - 1 for p in parts)])
+    names = [".".join(p[common:]) for p in parts]
+    return [name if len(name) <= _LABEL else f"…{name[1 - _LABEL :]}" for name in names]
