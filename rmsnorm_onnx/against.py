@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import torch
 
     from rmsnorm_onnx.capture import Call, Capture
+    from rmsnorm_onnx.counterparts import Pair
     from rmsnorm_onnx.observation import Observation
-    from rmsnorm_onnx.pairing import Pair
 
 _WIDE_X = (
     "the runtime reads x before it is rounded to its type, so its ulps are those of the norm alone on its x as stored"
@@ -81,9 +81,9 @@ def verify_torch(
     sessions.require("verify --against torch")
     module, arguments, keywords = _prepared(module, args, kwargs, dtype)
     graph = modelio.to_ir(model)[0]
-    from rmsnorm_onnx.exporters.preparation import inference
+    from rmsnorm_onnx.counterparts import pair
+    from rmsnorm_onnx.exporters.steps import inference
     from rmsnorm_onnx.feeds import feeds
-    from rmsnorm_onnx.pairing import pair
 
     results = find_rms_norms(graph)
     matches = [m for m in results if isinstance(m, Match)]
@@ -110,7 +110,7 @@ def _prepared(
         import torch
     except ImportError as error:
         raise MissingDependencyError("torch", "verify --against torch", "rmsnorm_onnx[torch]") from error
-    from rmsnorm_onnx.exporters.preparation import converted
+    from rmsnorm_onnx.exporters.steps import converted
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"a {type(module).__name__} is no module to compare with; give a torch.nn.Module")
@@ -212,7 +212,7 @@ class _Comparison:
 
     def norm(self, pair: Pair) -> NormComparison:
         """One norm on both sides."""
-        from rmsnorm_onnx.pairing import compare_gain
+        from rmsnorm_onnx.counterparts import compare_gain
 
         match = pair.match
         unrun: list[str] = []
@@ -268,7 +268,7 @@ class _Comparison:
 
     def _candidates(self, pair: Pair, call: Call | str) -> list[np.ndarray]:
         """What the file's gain may be in the module."""
-        from rmsnorm_onnx.pairing import gain_candidates
+        from rmsnorm_onnx.counterparts import gain_candidates
 
         if not isinstance(call, str) and call.functional:
             return [] if call.gain is None else [call.gain]
@@ -276,7 +276,7 @@ class _Comparison:
 
     def _suspicion(self, pair: Pair, side: Side) -> str:
         """What is known of a PyTorch result that is not the file's norm."""
-        from rmsnorm_onnx.pairing import module_epsilon
+        from rmsnorm_onnx.counterparts import module_epsilon
 
         line = f"PyTorch's {pair.module} is {side.ratio:.3g} times beyond the bound of the file's norm"
         held = None if pair.key is None else module_epsilon(self._module, pair.key)

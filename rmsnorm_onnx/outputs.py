@@ -20,9 +20,9 @@ def compare_output(
     unrun = []
     for value, side in ((ours, "PyTorch's"), (theirs, "the runtime's"), (exact, "the float64")):
         if value is None:
-            unrun.append(f"{side} {name} is missing")
+            unrun.append(f"{side} output {name} is missing")
         elif held is not None and value.shape != held.shape:
-            unrun.append(f"{side} {name} has shape {list(value.shape)}, not {list(held.shape)}")
+            unrun.append(f"{side} output {name} has shape {list(value.shape)}, not {list(held.shape)}")
     finite = exact if exact is not None else ours
     bad = 0
     if theirs is not None and finite is not None and finite.shape == theirs.shape:

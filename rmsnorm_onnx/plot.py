@@ -16,10 +16,11 @@ EXTENSIONS = ("png", "svg", "pdf")
 
 _TICKS = 48  # more names than this cannot be read
 _LABEL = 44
-# Colours that stay apart for colour-blind readers, and markers that do in grey.
-_TORCH = {"color": "#d55e00", "marker": "o"}
-_RUNTIME = {"color": "#0072b2", "marker": "s"}
-_BETWEEN = {"color": "#009e73", "marker": "^"}
+_STEPS = (1.0, 2.0, 5.0)  # labelled in each decade
+# Colours that stay apart for colour-blind readers; rings, so that points in one place are all seen.
+_TORCH = {"color": "#d55e00", "marker": "o", "size": 10.0}
+_RUNTIME = {"color": "#0072b2", "marker": "s", "size": 4.5}
+_BETWEEN = {"color": "#009e73", "marker": "^", "size": 6.0}
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -64,6 +65,8 @@ def draw(report: TorchParityReport, path: str | os.PathLike[str]) -> None:
     _draw_errors(above, report.norms)
     _draw_drift(below, report.norms)
     _label(below, report.norms)
+    above.set_title("each norm, against a float64 reference on its own x", fontsize=10, loc="left")
+    below.set_title("the model up to each norm, against a float64 run", fontsize=10, loc="left")
     target = files.output_file(path)
     try:
         with files.replacing(target) as temporary:
@@ -101,18 +104,26 @@ def _rms(value: Difference | None) -> float | None:
     return None if value is None else value.rms
 
 
-def _series(axes: Any, values: Sequence[float | None], label: str, *, color: str, marker: str) -> None:
+def _series(axes: Any, values: Sequence[float | None], label: str, *, color: str, marker: str, size: float) -> None:
     """A line with points; nothing where nothing was measured, or nothing is positive and finite."""
     points = [v if v is not None and 0.0 < v < float("inf") else float("nan") for v in values]
     if any(v == v for v in points):
-        axes.plot(range(len(points)), points, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+        look = {"color": color, "marker": marker, "markersize": size, "markerfacecolor": "none", "markeredgewidth": 1.4}
+        axes.plot(range(len(points)), points, linewidth=1.0, label=label, **look)
 
 
 def _finish(axes: Any, title: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axes.set_yscale("log")
+    axes.autoscale_view()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.5, high * 1.5)
+    axes.yaxis.set_major_locator(LogLocator(subs=_STEPS if high / low < 1e3 else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylabel(title)
     axes.grid(True, which="major", color="0.88")
-    axes.margins(y=0.15)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     else:
@@ -129,7 +140,8 @@ def _label(axes: Any, norms: Sequence[NormComparison]) -> None:
 def _short(labels: Sequence[str]) -> list[str]:
     """Names without the modules that all of them are in, and not endless."""
     parts = [label.split(".") for label in labels]
-    common = len(os.path.commonprefix(parts)) if len(parts) > 1 else 0
-    common = min([common, *(len(p) - 1 for p in parts)])
-    names = [".".join(p[common:]) for p in parts]
+    shared = 0
+    while len(parts) > 1 and len({tuple(p[: shared + 1]) for p in parts}) == 1 and min(map(len, parts)) > shared + 1:
+        shared += 1
+    names = [".".join(p[shared:]) for p in parts]
     return [name if len(name) <= _LABEL else f"…{name[1 - _LABEL :]}" for name in names]

@@ -1,24 +1,23 @@
 """Which module of a PyTorch model a norm of a file is, and which of its calls.
 
-The exporter's trace tells it, or the name of the gain's initializer, or the node's own name as TorchScript writes it.
-A module is the norm itself where the norm's x comes from outside the module and its result leaves it. Otherwise the
-norm stands in the module's body, and can be told there only if the body calls torch.nn.functional.rms_norm.
+The exporter's trace tells it, or else the name of the gain's initializer. A module is the norm itself where the norm's
+x comes from outside the module and its result leaves it. Otherwise the norm stands in the module's body, and can be
+told there only if the body calls torch.nn.functional.rms_norm.
 """
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.capture import Call, Capture, to_numpy
-from rmsnorm_onnx.site import SCOPES_KEY, Match
+from rmsnorm_onnx.site import Match, scopes
 
 if TYPE_CHECKING:
     import torch
@@ -66,14 +65,9 @@ class Pair:
 def pair(matches: Sequence[Match], module: torch.nn.Module) -> list[Pair]:
     """Each norm of a file with the module that it is."""
     modules = dict(module.named_modules(remove_duplicate=False))
-    owners = {
-        name: name.rpartition(".")[0]
-        for name, _ in (
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        )
-    }
-    names = [_module_of(match, modules, owners) for match in matches]
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    owners = {name: name.rpartition(".")[0] for name, _ in tensors}
+    names = [_module_of(match, owners) for match in matches]
     first: dict[int, str] = {}
     keys = [
         first.setdefault(id(modules[name]), name) if name in modules and name is not None else None for name in names
@@ -82,28 +76,22 @@ def pair(matches: Sequence[Match], module: torch.nn.Module) -> list[Pair]:
     seen: collections.Counter[str | None] = collections.Counter()
     pairs = []
     for match, name, key in zip(matches, names, keys, strict=True):
-        bare = "" if name is None else _stands_in(match, name, counts[key])
+        bare = "" if name is None else _stands_in(match, name)
         pairs.append(Pair(match, name, key, seen[key], counts[key], bare))
         seen[key] += 1
     return pairs
 
 
-def _module_of(match: Match, modules: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
+def _module_of(match: Match, owners: Mapping[str, str]) -> str | None:
     if match.module is not None:
         return match.module
     gain = None if match.gain is None else match.gain.name
-    if gain is not None and gain in owners:
-        return owners[gain]
-    # TorchScript names a node by its path: /model/layers.0/input_layernorm/Mul_1
-    path = match.name.strip("/").split("/")[:-1]
-    name = ".".join(path)
-    return name if path and name in modules else None
+    return owners.get(gain) if gain is not None else None
 
 
-def _stands_in(match: Match, name: str, count: int) -> str:
+def _stands_in(match: Match, name: str) -> str:
     """Why a norm is not the module itself but a part of its body; "" where it is the module."""
-    source = _origin(match.x)
-    producer = source.producer()
+    producer = _origin(match.x).producer()
     if producer is not None and _within(producer, name):
         return f"module {name!r} computes the norm's input itself"
     pending, seen = [match.output], {match.output}
@@ -128,16 +116,8 @@ def _origin(value: ir.Value) -> ir.Value:
 
 
 def _within(node: ir.Node, module: str) -> bool:
-    """Whether a node was traced in a module, by the exporter's trace or by its own path."""
-    scopes = node.metadata_props.get(SCOPES_KEY)
-    if scopes:
-        try:
-            names = ast.literal_eval(scopes)
-        except (ValueError, SyntaxError):
-            return False
-        return isinstance(names, list) and module in names[:-1]
-    path = ".".join((node.name or "").strip("/").split("/")[:-1])
-    return bool(node.name and node.name.startswith("/")) and f"{path}.".startswith(f"{module}." if module else "")
+    """Whether a node was traced in a module."""
+    return module in scopes(node)[:-1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
