@@ -6,7 +6,7 @@ passed on; and the two sides are compared with each other and with a float64 run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from rmsnorm_onnx.capture import Call, Capture
-    from rmsnorm_onnx.counterparts import Pair
+    from rmsnorm_onnx.counterparts import Gain, Pair
     from rmsnorm_onnx.observation import Observation
 
 _WIDE_X = (
@@ -226,7 +226,6 @@ class _Comparison:
         notes = [
             *(f"in the file, {change}" for change in match.rounding_changes),
             *([gain.words] if gain.verdict in ("unknown", "rounded") else []),
-            *([f"{pair.module or match.name}: {gain.words}"] if gain.verdict == "differs" else []),
         ]
         ours = theirs = how = None
         if isinstance(call, str):
@@ -245,8 +244,6 @@ class _Comparison:
                 notes += side.notes
                 if side.x is not None and not np.all(np.isfinite(side.x.astype(np.float64))):
                     notes.append(f"{pair.module or match.name}: its x holds NaN or infinity in {who}")
-        if ours is not None and ours.ratio > 1.0 and gain.verdict != "differs":
-            notes.append(self._suspicion(pair, ours))
         size = row_size(match, ours or theirs)
         return NormComparison(
             name=match.name,
@@ -261,6 +258,7 @@ class _Comparison:
             torch_ratio=None if ours is None else ours.ratio,
             runtime_ulp=None if theirs is None else theirs.ulp,
             runtime_ratio=None if theirs is None else theirs.ratio,
+            faults=tuple(self._faults(pair, gain, ours, theirs)),
             unrun=tuple(unrun),
             notes=tuple(notes),
             **self._differences(pair, ours, theirs),
@@ -274,16 +272,21 @@ class _Comparison:
             return [] if call.gain is None else [call.gain]
         return [] if pair.key is None else gain_candidates(self._module, pair.key)
 
-    def _suspicion(self, pair: Pair, side: Side) -> str:
-        """What is known of a PyTorch result that is not the file's norm."""
+    def _faults(self, pair: Pair, gain: Gain, ours: Side | None, theirs: Side | None) -> Iterator[str]:
+        """What is wrong with a norm, and what is known of the cause."""
         from rmsnorm_onnx.counterparts import module_epsilon
 
-        line = f"PyTorch's {pair.module} is {side.ratio:.3g} times beyond the bound of the file's norm"
-        held = None if pair.key is None else module_epsilon(self._module, pair.key)
-        epsilon = pair.match.spec.epsilon
-        if held is None or float(np.float32(held)) == float(np.float32(epsilon)):
-            return line
-        return f"{line}: its epsilon is {held:g}, the file's {np.float32(epsilon):g}"
+        label = pair.module or pair.match.name
+        if theirs is not None and theirs.ratio > 1.0:
+            yield f"{label}: the runtime is {theirs.ratio:.3g} times beyond the bound, on its own x"
+        if gain.verdict == "differs":
+            yield f"{label}: {gain.words}"
+        elif ours is not None and ours.ratio > 1.0:
+            held = None if pair.key is None else module_epsilon(self._module, pair.key)
+            epsilon = pair.match.spec.epsilon
+            same = held is None or float(np.float32(held)) == float(np.float32(epsilon))
+            why = "" if same else f"; its epsilon is {held:g}, the file's {np.float32(epsilon):g}"
+            yield f"{label}: PyTorch is {ours.ratio:.3g} times beyond the bound of the file's norm, on its own x{why}"
 
     def _runtime_side(
         self, match: Match, call: Call | str, parameters: tuple[np.ndarray | None, np.ndarray | None]

@@ -96,6 +96,7 @@ class NormComparison:
         y_difference: The runtime's y from PyTorch's.
         torch_drift: PyTorch's y from that of the float64 run of the whole module.
         runtime_drift: The runtime's y from the same; None for a norm that ran alone.
+        faults: What is wrong, each one sentence that names the norm.
         unrun: Why a side was not measured, each one sentence.
         notes: What a reader should know, each one sentence.
     """
@@ -116,6 +117,7 @@ class NormComparison:
     y_difference: Difference | None = None
     torch_drift: Difference | None = None
     runtime_drift: Difference | None = None
+    faults: tuple[str, ...] = ()
     unrun: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -144,7 +146,7 @@ class NormComparison:
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("x_difference", "y_difference", "torch_drift", "runtime_drift"):
             data[name] = _plain(data[name])
-        lists = {"unrun": list(self.unrun), "notes": list(self.notes)}
+        lists = {name: list(getattr(self, name)) for name in ("faults", "unrun", "notes")}
         within = {"torch_within": self.torch_within, "runtime_within": self.runtime_within}
         return {**data, "spec": self.spec.to_json(), **lists, **within, "ok": self.ok}
 
@@ -175,6 +177,13 @@ class OutputComparison:
     difference: Difference | None = None
     nonfinite: int = 0
     unrun: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, in one sentence; "" for nothing."""
+        if not self.nonfinite:
+            return ""
+        return f"output {self.name}: {self.nonfinite} elements are NaN or infinite in the runtime and should be finite"
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as JSON-ready data; every key is always there."""
@@ -243,14 +252,15 @@ def print_report(report: TorchParityReport, console: Console) -> None:
     """Print the norms and the outputs as tables, what was not measured with its reasons, and a closing line."""
     _print_norms(report, console)
     _print_outputs(report, console)
-    for title, field in (("not measured", "unrun"), ("notes", "notes")):
-        lines = collections.Counter(getattr(report, field))
-        lines.update(line for norm in report.norms for line in getattr(norm, field))
-        if field == "unrun":
-            lines.update(line for output in report.outputs for line in output.unrun)
+    faults = [line for norm in report.norms for line in norm.faults]
+    faults += [output.fault for output in report.outputs if output.fault]
+    unrun = [*report.unrun, *(line for norm in report.norms for line in norm.unrun)]
+    unrun += [line for output in report.outputs for line in output.unrun]
+    notes = [*report.notes, *(line for norm in report.norms for line in norm.notes)]
+    for title, lines in (("wrong", faults), ("not measured", unrun), ("notes", notes)):
         if lines:
             console.print(f"\n{title}:", style="bold", markup=False)
-        for line, count in lines.items():
+        for line, count in collections.Counter(lines).items():
             console.print(f"  {line}" + (f" ({count} times)" if count > 1 else ""), markup=False, highlight=False)
     data = report.to_json()
     line = f"\n{data['within']} within, {data['beyond']} beyond, {len(report.unmeasured)} not measured on both sides"

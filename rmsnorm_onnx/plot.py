@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ _TICKS = 48  # more names than this cannot be read
 _LABEL = 44
 _STEPS = (1.0, 2.0, 5.0)  # labelled in each decade
 # Colours that stay apart for colour-blind readers; rings, so that points in one place are all seen.
-_TORCH = {"color": "#d55e00", "marker": "o", "size": 10.0}
-_RUNTIME = {"color": "#0072b2", "marker": "s", "size": 4.5}
-_BETWEEN = {"color": "#009e73", "marker": "^", "size": 6.0}
+_TORCH: Mapping[str, Any] = {"color": "#d55e00", "marker": "o", "size": 10.0}
+_RUNTIME: Mapping[str, Any] = {"color": "#0072b2", "marker": "s", "size": 4.5}
+_BETWEEN: Mapping[str, Any] = {"color": "#009e73", "marker": "^", "size": 6.0}
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -46,7 +47,7 @@ def draw(report: TorchParityReport, path: str | os.PathLike[str]) -> None:
 
     Above, in ulp: PyTorch's and the runtime's error, each on its own x, and what is allowed. Below, relative (rms): how
     far y lies from the float64 run of the module on each side, and how far the two sides lie apart. Both axes are
-    logarithmic; an error of zero has no point.
+    logarithmic; an error of zero has no point, and an infinite one a cross above the others.
 
     Raises:
         UsageError: there is no norm to draw, or `check` would raise one.
@@ -80,7 +81,9 @@ def _draw_errors(axes: Any, norms: Sequence[NormComparison]) -> None:
     axes.step(places, [n.tolerance for n in norms], where="mid", color="0.45", linestyle="--", label="allowed")
     _series(axes, [n.torch_ulp for n in norms], "PyTorch, on its x", **_TORCH)
     _series(axes, [n.runtime_ulp for n in norms], "runtime, on its x", **_RUNTIME)
-    beyond = [(i, u) for i, n in enumerate(norms) for u, w in _sides(n) if w is False and u is not None]
+    sides = [(i, u, within) for i, n in enumerate(norms) for u, within in _sides(n) if u is not None]
+    top = 10 * max([*(u for _, u, _ in sides if math.isfinite(u)), *(n.tolerance for n in norms)])
+    beyond = [(i, min(u, top)) for i, u, within in sides if within is False]
     if beyond:
         at, size = zip(*beyond, strict=True)
         axes.plot(at, size, "x", color="#b00020", markersize=11, markeredgewidth=2, label="beyond its bound")
