@@ -1,8 +1,9 @@
-"""What every route shares: the name of the step at fault, silence, inference mode, and a forward that is replaced."""
+"""What every route shares: the name of the step at fault, silence, another type, inference mode, a replaced forward."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
@@ -41,6 +42,28 @@ def words(error: BaseException) -> str:
         error = error.__cause__
     text = " ".join(_ANSI.sub("", str(error)).split())
     return f"{type(error).__name__}: {text[:500]}"
+
+
+def converted(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The module and its inputs in the type asked for; a copy of the module where anything has to change."""
+    if dtype is None:
+        return module, args, kwargs
+    import torch
+    from torch.utils import _pytree as pytree
+
+    wanted = getattr(torch, dtype)
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    args, kwargs = pytree.tree_map(convert, (args, kwargs))
+    tensors = (*module.parameters(), *module.buffers())
+    if any(t.is_floating_point() and t.dtype != wanted for t in tensors):
+        with step(f"conversion to {dtype}"):
+            module = copy.deepcopy(module).to(wanted)
+    return module, args, kwargs
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ Another route is tried where the first fails, and the result names the one that 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import os
@@ -29,7 +28,7 @@ from rmsnorm_onnx.exporters.dynamo import OLDEST_OPSET as DEFAULT_OPSET
 from rmsnorm_onnx.exporters.example import Example
 from rmsnorm_onnx.exporters.job import Job
 from rmsnorm_onnx.exporters.kept import kept_whole
-from rmsnorm_onnx.exporters.steps import ONE_AT_A_TIME, inference, quiet, step
+from rmsnorm_onnx.exporters.steps import ONE_AT_A_TIME, converted, inference, quiet, step
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +173,7 @@ def _module_and_example(
     args = (args,) if isinstance(args, torch.Tensor) else () if args is None else args
     if not isinstance(args, tuple | list):
         raise UsageError(f"args must be a tuple of tensors, got a {type(args).__name__}; keyword inputs go into kwargs")
-    module, args, kwargs = _converted(source, tuple(args), kwargs, dtype)
+    module, args, kwargs = converted(source, tuple(args), kwargs, dtype)
     example = Example(inspect.signature(module.forward), args, kwargs, dynamic_shapes)
     example.bound  # noqa: B018  # finds inputs that do not fit before a route is tried
     return module, example
@@ -214,25 +213,3 @@ def _check_names(input_names: Sequence[str] | None, output_names: Sequence[str] 
             if not isinstance(name, str) or not name or name in seen:
                 raise UsageError(f"{what} holds {name!r}; names must be distinct, and not empty")
             seen.add(name)
-
-
-def _converted(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None
-) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The module and its inputs in the type asked for; a copy of the module where anything has to change."""
-    if dtype is None:
-        return module, args, kwargs
-    import torch
-    from torch.utils import _pytree as pytree
-
-    wanted = getattr(torch, dtype)
-
-    def convert(leaf: Any) -> Any:
-        return leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-    args, kwargs = pytree.tree_map(convert, (args, kwargs))
-    tensors = (*module.parameters(), *module.buffers())
-    if any(t.is_floating_point() and t.dtype != wanted for t in tensors):
-        with step(f"conversion to {dtype}"):
-            module = copy.deepcopy(module).to(wanted)
-    return module, args, kwargs

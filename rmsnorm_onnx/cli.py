@@ -118,12 +118,42 @@ def _fuse(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import parity
 
+    if arguments.against == "torch":
+        return _verify_torch(arguments)
+    for flag, value in (("--dtype", arguments.dtype), ("--plot", arguments.output)):
+        if value is not None:
+            raise UsageError(f"{flag} goes with --against torch only; leave it out")
     with _progress(f"measuring {arguments.model}"):
         only = arguments.only or None
-        measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed, only=only)
+        measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed or 0, only=only)
     _tell_if_none(arguments.only, len(measured.sites))
     _print(arguments, measured.to_json(), lambda console: parity.print_report(measured, console))
     return _DONE if measured.ok and not (arguments.strict and measured.unrun) else _FAILED
+
+
+def _verify_torch(arguments: argparse.Namespace) -> int:
+    from rmsnorm_onnx import against, comparison, plot
+    from rmsnorm_onnx.exporters.source import resolve
+
+    if arguments.original is None:
+        raise UsageError("--against torch needs the module after MODEL: module:callable or file.py:callable")
+    if arguments.seed is not None:
+        raise UsageError("--seed does not go with --against torch: the callable gives the inputs; leave it out")
+    if arguments.output is not None:
+        plot.check(arguments.output)
+        _check_output(arguments.output)
+    with _progress(f"building {arguments.original}"):
+        module, inputs, *more = resolve(arguments.original)
+    keywords = more[0].get("kwargs") if more else None
+    with _progress(f"measuring {arguments.model}"):
+        measured = against.verify_torch(
+            arguments.model, module, inputs, kwargs=keywords, dtype=arguments.dtype, only=arguments.only or None
+        )
+    _tell_if_none(arguments.only, len(measured.norms))
+    if arguments.output is not None:
+        plot.draw(measured, arguments.output)
+    _print(arguments, measured.to_json(), lambda console: comparison.print_report(measured, console))
+    return _DONE if measured.ok and not (arguments.strict and measured.unmeasured) else _FAILED
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -270,8 +300,20 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = _command(commands, "verify", _verify, "measure each norm of a model against a float64 reference")
     verify.add_argument("model", metavar="MODEL", help="an ONNX file")
-    verify.add_argument("original", metavar="ORIGINAL", nargs="?", help="the model that it was made from")
-    verify.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+    verify.add_argument(
+        "original",
+        metavar="ORIGINAL",
+        nargs="?",
+        help="the model that it was made from; with --against torch the module, as module:callable or file.py:callable",
+    )
+    verify.add_argument(
+        "--against", choices=("onnx", "torch"), default="onnx", help="what the original is (default: onnx)"
+    )
+    verify.add_argument("--dtype", metavar="TYPE", help="convert the module to float32, float16 or bfloat16 first")
+    verify.add_argument(
+        "--plot", dest="output", metavar="FILE", help="draw the error by layer, as .png, .svg or .pdf (--against torch)"
+    )
+    verify.add_argument("--seed", type=int, help="of the inputs (default: 0)")
     verify.add_argument("--strict", action="store_true", help="exit 1 if a norm could not be run")
     _pattern_flag(verify, "--only", "take sites that match")
 

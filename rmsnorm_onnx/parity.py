@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_onnx import dtypes, modelio
-from rmsnorm_onnx.errors import MissingDependencyError, ModelError, UsageError
+from rmsnorm_onnx import modelio, sessions
+from rmsnorm_onnx.errors import ModelError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
-from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
 from rmsnorm_onnx.oracle import tolerance
+from rmsnorm_onnx.parameters import Parameters
 from rmsnorm_onnx.passes import raise_statistic
+from rmsnorm_onnx.sessions import one_line
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import Match, patterns, selected
 from rmsnorm_onnx.spec import RMSNormSpec
-from rmsnorm_onnx.subgraph import Places, Stop, UncutError
-from rmsnorm_onnx.trial import Trial, measure, one_line
+from rmsnorm_onnx.subgraph import Places, UncutError
+from rmsnorm_onnx.trial import Trial, measure
 from rmsnorm_onnx.view import Ref
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def verify(
     """
     if max_rows < 1:
         raise UsageError(f"max_rows must be at least 1, got {max_rows!r}")
-    _require_onnxruntime()
+    sessions.require("verify")
     old = _as_ir(model if original is None else original)
     new = _fused(old) if original is None else _as_ir(model)
     comparison = _Comparison(new, old, seed, max_rows)
@@ -164,20 +165,13 @@ def _as_ir(model: Any) -> ir.Model:
     return model if isinstance(model, ir.Model) else modelio.to_ir(model)[0]
 
 
-def _require_onnxruntime() -> None:
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("onnxruntime", "verify", "onnxruntime>=1.23") from error
-
-
 class _Comparison:
     """Measures sites of a model and of what it became."""
 
     def __init__(self, new: ir.Model, original: ir.Model, seed: int, max_rows: int) -> None:
         self._new, self._new_places = new, Places(new)
         self._old, self._places = original, Places(original)
-        self._shapes = Shapes(self._places.view)
+        self._parameters = Parameters(self._places, Shapes(self._places.view))
         self._seed, self._max_rows = seed, max_rows
         self._written = {(m.scope, m.output.name): m for m in find_rms_norms(new) if isinstance(m, Match)}
 
@@ -251,7 +245,7 @@ class _Comparison:
 
     def _trials(self, match: Match, spec: RMSNormSpec) -> list[Callable[[], Trial]]:
         """Inputs with few rows, and where that means other dimensions than the graph's, with the graph's own too."""
-        dims = self._dims(match, match.x, "x")
+        dims = self._parameters.dims(match, match.x, "x")
         symbols: dict[str, int] = {}
         shape = concrete_shape(dims, symbols)
         small = fewer_rows(shape, spec.axes, self._max_rows)
@@ -263,51 +257,8 @@ class _Comparison:
     def _trial(self, match: Match, spec: RMSNormSpec, shape: tuple[int, ...], symbols: dict[str, int]) -> Trial:
         rng = np.random.default_rng(self._seed)
         rows = RowKinds(spec, match.x_type, shape)
-        stops = {match.x: Stop("x", match.x_type, shape)}
-        if match.residual is not None:
-            nothing = np.zeros(shape, dtypes.numpy_dtype(match.x_type))
-            stops[match.residual] = Stop("residual", match.x_type, shape, nothing)
-        given: dict[str, np.ndarray] = {}
-        for name, value in (("gain", match.gain), ("bias", match.bias)):
-            if value is not None:
-                given[name], stops[value] = self._parameter(match, value, name, rng, symbols)
-        if spec.has_gain and match.gain is None:
-            stored = match.node.attributes.get("gain")
-            if stored is None:
-                raise UncutError("its gain is no value of the graph around it")
-            given["gain"] = stored.as_tensor().numpy()
+        stops, given = self._parameters.stops(match, spec, shape, rng, symbols)
         return Trial(match.x_type, rows, rows.batches(rng), stops, given)
-
-    def _parameter(
-        self, match: Match, value: ir.Value, name: str, rng: np.random.Generator, symbols: dict[str, int]
-    ) -> tuple[np.ndarray, Stop]:
-        """A gain or bias: the model's own where it is constant, else one drawn from 0.5 to 1.5."""
-        ref = self._resolved(match, value)
-        kind = self._shapes.float_type(ref)
-        if kind is None:
-            raise UncutError(f"the type of its {name} {value.name} is unknown")
-        tensor = ref.value.const_value
-        node = ref.value.producer()
-        if tensor is None and node is not None and node.op_type == "Constant" and "value" in node.attributes:
-            tensor = node.attributes["value"].as_tensor()
-        if tensor is not None:
-            data = np.array(tensor.numpy())
-            return data, Stop(name, kind, data.shape, data)
-        shape = concrete_shape(self._dims(match, value, name), symbols)
-        data = rng.uniform(0.5, 1.5, shape).astype(dtypes.numpy_dtype(kind))
-        return data, Stop(name, kind, shape)
-
-    def _resolved(self, match: Match, value: ir.Value) -> Ref:
-        ref = self._places.view.resolve(Ref(value, self._places.of(match.output).calls))
-        if ref is None:
-            raise UncutError(f"{value.name} is passed to the function around it by no caller")
-        return ref
-
-    def _dims(self, match: Match, value: ir.Value, what: str) -> Dims:
-        dims = self._shapes.shape(self._resolved(match, value))
-        if dims is None:
-            raise UncutError(f"the shape of its {what} {value.name} is unknown; run shape inference")
-        return dims
 
 
 def _is_kept(new: Match, match: Match) -> bool:

@@ -130,18 +130,24 @@ def module_name(node: ir.Node) -> str | None:
     torch.onnx keeps it in the metadata, TorchScript in the node's name. A node that an optimiser made bears no trace;
     then what it reads tells.
     """
-    names, pending = [], [node]
+    names: list[str] = []
+    pending = [node]
     for _ in range(_TRACE_STEPS):
         if not names and pending:
             current = pending.pop(0)
-            names = _scopes(current) or scopes_of_name(current.name)
+            names = scopes(current)
             producers = (v.producer() for v in current.inputs if v is not None)
             pending += [p for p in producers if p is not None]
     named = len(names) > 1 and isinstance(names[-2], str)
     return names[-2] if named else None  # the last is the operation itself
 
 
-def _scopes(node: ir.Node) -> list[str]:
+def scopes(node: ir.Node) -> list[str]:
+    """The modules that torch traced a node in, outermost first, and the operation; empty without a trace."""
+    return _written_scopes(node) or scopes_of_name(node.name)
+
+
+def _written_scopes(node: ir.Node) -> list[str]:
     """What torch.onnx wrote into a node's metadata."""
     try:
         names = ast.literal_eval(node.metadata_props.get(SCOPES_KEY) or "[]")

@@ -13,7 +13,9 @@ from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.inputs import RowKinds
 from rmsnorm_onnx.oracle import error_bound, reference, ulp_distance
+from rmsnorm_onnx.sessions import one_line, open_session, ort_value
 from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.storage import hidden_by_storage
 from rmsnorm_onnx.subgraph import Places, Stop, UncutError, cut
 from rmsnorm_onnx.view import Ref
 
@@ -57,17 +59,21 @@ class Trial:
         Raises:
             UncutError: it cannot be cut out, or onnxruntime cannot run it.
         """
-        kind = spec.resolve(self.x_type).result_type
-        result = Stop("y", kind, self.rows.shape)
-        alone = cut(model, places.view, output, self.stops, result)
-        results, optimised = _run(alone, self, result)
+        results, optimised = self.results(model, places, output, spec)
         ulp = ratio = 0.0
         for x, y in zip(self.batches, results, strict=True):
-            parameters = [_of_rank(self.given.get(name), x.ndim) for name in ("gain", "bias")]
-            exact, bound = reference(spec, x, *parameters), error_bound(spec, x, *parameters)
-            ulp = max(ulp, float(np.max(ulp_distance(y, exact))))
-            ratio = max(ratio, float(np.max(_ratio(y.astype(np.float64), exact, bound))))
+            here = worst(y, spec, x, self.given.get("gain"), self.given.get("bias"))
+            ulp, ratio = max(ulp, here[0]), max(ratio, here[1])
         return Measured(ulp, ratio, optimised)
+
+    def results(self, model: ir.Model, places: Places, output: Ref, spec: RMSNormSpec) -> tuple[list[np.ndarray], bool]:
+        """The site's results for all batches, and whether they were computed with onnxruntime's optimisations.
+
+        Raises:
+            UncutError: it cannot be cut out, or onnxruntime cannot run it.
+        """
+        result = Stop("y", spec.resolve(self.x_type).result_type, self.rows.shape)
+        return _run(cut(model, places.view, output, self.stops, result), self, result)
 
 
 def measure(
@@ -86,43 +92,49 @@ def measure(
     return trials[-1]().distances(model, places, output, spec)
 
 
-def one_line(error: Exception) -> str:
-    """An exception in one line, without onnxruntime's codes."""
-    text = " ".join(str(error).split())
-    return text.rsplit(" : ", 1)[-1][:300] if text.startswith("[ONNXRuntimeError]") else text[:300]
+def worst(
+    y: np.ndarray,
+    spec: RMSNormSpec,
+    x: np.ndarray,
+    gain: np.ndarray | None,
+    bias: np.ndarray | None,
+    *,
+    x_was_stored: bool = False,
+) -> tuple[float, float]:
+    """The largest distance of a result from the float64 reference, in ulp, and the largest error over its bound.
+
+    With x_was_stored, the bound has what the rounding of x hides on top.
+    """
+    gain, bias = _of_rank(gain, x.ndim), _of_rank(bias, x.ndim)
+    exact, bound = reference(spec, x, gain, bias), error_bound(spec, x, gain, bias)
+    if x_was_stored:
+        bound = bound + hidden_by_storage(spec, x, gain)
+    ulp = float(np.max(ulp_distance(y, exact), initial=0.0))
+    return ulp, float(np.max(_ratio(y.astype(np.float64), exact, bound), initial=0.0))
 
 
 def _run(model: ir.Model, trial: Trial, result: Stop) -> tuple[list[np.ndarray], bool]:
     """The results for all batches, and whether they were computed with onnxruntime's optimisations."""
-    import onnxruntime
-
     data = ir.to_proto(model).SerializeToString()
-    levels = onnxruntime.GraphOptimizationLevel
     try:
-        return _run_at(levels.ORT_ENABLE_ALL, data, trial, result), True
+        return _run_at(True, data, trial, result), True
     except UncutError:
         raise
     except Exception as error:  # onnxruntime's exceptions have no common base
         first = error
     try:
-        return _run_at(levels.ORT_DISABLE_ALL, data, trial, result), False
+        return _run_at(False, data, trial, result), False
     except Exception:  # the same errors; the first one says more, so it is the one reported
         raise UncutError(one_line(first)) from first
 
 
-def _run_at(level: Any, data: bytes, trial: Trial, result: Stop) -> list[np.ndarray]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.graph_optimization_level = level
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+def _run_at(optimised: bool, data: bytes, trial: Trial, result: Stop) -> list[np.ndarray]:
+    session = open_session(data, optimised=optimised)
     wanted = {i.name for i in session.get_inputs()}
     if "x" not in wanted:
         raise UncutError("its result does not depend on its input")
-    feeds = {name: _ort_value(a) for name, a in trial.given.items() if name in wanted}
-    return [_bound_run(session, feeds | {"x": _ort_value(x)}, result) for x in trial.batches]
+    feeds = {name: ort_value(a) for name, a in trial.given.items() if name in wanted}
+    return [_bound_run(session, feeds | {"x": ort_value(x)}, result) for x in trial.batches]
 
 
 def _bound_run(session: Any, feeds: Mapping[str, Any], result: Stop) -> np.ndarray:
@@ -135,16 +147,6 @@ def _bound_run(session: Any, feeds: Mapping[str, Any], result: Stop) -> np.ndarr
     binding.bind_output("y", "cpu", 0, element, list(result.shape), y.ctypes.data)
     session.run_with_iobinding(binding)
     return y
-
-
-def _ort_value(array: np.ndarray) -> Any:
-    import onnxruntime
-
-    array = np.ascontiguousarray(array)
-    if array.dtype.name == "bfloat16":
-        element = int(ir.DataType.BFLOAT16)
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 def _of_rank(parameter: np.ndarray | None, rank: int) -> np.ndarray | None:
