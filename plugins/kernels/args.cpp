@@ -1,0 +1,81 @@
+#include "args.h"
+
+#include "check.h"
+
+#include <cmath>
+
+namespace rmsnorm
+{
+namespace
+{
+
+constexpr float kFLOAT16_OVERFLOW = 65520.0F; // the least number that rounds to infinity in float16
+
+//! The narrowest type that holds both; the half types meet in float32.
+int32_t wider(int32_t a, int32_t b)
+{
+    return a == b ? a : RMSNORM_FLOAT32;
+}
+
+//! Whether 1 / rms of a row of zeros is infinite, so that 0 / rms would be NaN.
+bool zerosOverflow(RmsnormProblem const& p)
+{
+    float const root = p.epsilonPlacement == RMSNORM_INSIDE ? std::sqrt(p.epsilon) : p.epsilon;
+    float const factor = 1.0F / root;
+    return std::isinf(factor) || (p.factorType == RMSNORM_FLOAT16 && factor >= kFLOAT16_OVERFLOW);
+}
+
+//! Whether nothing is rounded between x * f and y but the normalised value, to x's type; what most models are.
+bool isPlain(RmsnormProblem const& p, Args const& a)
+{
+    bool const normalized = p.normalizedType == RMSNORM_FLOAT32 || p.normalizedType == p.xType;
+    bool const gainAsStored = p.gainType == RMSNORM_FLOAT32 || (p.gainType == p.gainStorage && !a.hasOffset);
+    bool const gainStored = p.gainStorage == RMSNORM_FLOAT32 || p.gainStorage == p.xType;
+    // A product in y's own type is rounded by the rounding of y.
+    bool const product = a.productType == RMSNORM_FLOAT32 || a.productType == p.yType;
+    return p.gain != nullptr && p.bias == nullptr && p.yType == p.xType && normalized && gainAsStored && gainStored
+        && product && !a.protectZeros;
+}
+
+int32_t log2Of(int32_t power)
+{
+    int32_t log = 0;
+    while ((1 << log) < power)
+    {
+        ++log;
+    }
+    return log;
+}
+
+} // namespace
+
+Args makeArgs(RmsnormProblem const& p, RmsnormPlan const& plan)
+{
+    Args a{};
+    a.x = p.x;
+    a.y = p.y;
+    a.gain = p.gain;
+    a.bias = p.bias;
+    a.rows = p.outer * p.inner;
+    a.d = p.d;
+    a.inner = p.inner;
+    a.leading = p.leading == 0 ? p.d : p.leading;
+    a.inverseCount = static_cast<float>(1.0 / static_cast<double>(a.leading));
+    a.epsilon = p.epsilon;
+    a.hasOffset = p.gainOffset != 0.0F;
+    a.gainOffset = a.hasOffset ? p.gainOffset : -0.0F;
+    a.yType = p.yType;
+    a.gainStorage = p.gainStorage;
+    a.biasStorage = p.biasStorage;
+    a.placement = p.epsilonPlacement;
+    a.factorType = p.factorType;
+    a.normalizedType = p.normalizedType;
+    a.gainType = p.gainType;
+    a.productType = p.gain == nullptr ? p.normalizedType : wider(p.normalizedType, p.gainType);
+    a.lanesLog2 = log2Of(plan.lanes);
+    a.protectZeros = zerosOverflow(p);
+    a.plain = isPlain(p, a);
+    return a;
+}
+
+} // namespace rmsnorm

@@ -1,0 +1,62 @@
+// The C interface: check, plan, launch. Host code only; here because it asks CUDA's runtime for its error texts.
+#include "check.h"
+#include "launch.h"
+#include "platform.cuh"
+
+int32_t rmsnormLaunchPlan(RmsnormProblem const* problem, RmsnormPlan const* plan, void* stream)
+{
+    using namespace rmsnorm;
+    if (problem == nullptr || plan == nullptr)
+    {
+        return RMSNORM_NULL_POINTER;
+    }
+    int32_t status = check(*problem);
+    if (status != RMSNORM_OK || isEmpty(*problem))
+    {
+        return status;
+    }
+    status = checkPlan(*problem, *plan);
+    if (status != RMSNORM_OK)
+    {
+        return status;
+    }
+    Args const args = makeArgs(*problem, *plan);
+    switch (problem->xType)
+    {
+    case RMSNORM_FLOAT32: return launchFloat32(args, *plan, stream);
+    case RMSNORM_FLOAT16: return launchFloat16(args, *plan, stream);
+    default: return launchBfloat16(args, *plan, stream);
+    }
+}
+
+int32_t rmsnormLaunch(RmsnormProblem const* problem, void* stream)
+{
+    RmsnormPlan plan;
+    int32_t const status = rmsnormPlan(problem, &plan);
+    return status == RMSNORM_OK ? rmsnormLaunchPlan(problem, &plan, stream) : status;
+}
+
+char const* rmsnormStatusString(int32_t status)
+{
+    switch (status)
+    {
+    case RMSNORM_OK: return "done";
+    case RMSNORM_BAD_TYPE: return "a type or an epsilon placement is unknown; use RmsnormType and RmsnormPlacement";
+    case RMSNORM_BAD_SHAPE:
+        return "a dimension is negative, or the leading count is beyond d or given for an inner axis";
+    case RMSNORM_TOO_LARGE: return "the tensor has too many bytes for a 64-bit index";
+    case RMSNORM_BAD_VALUE:
+        return "epsilon must be finite and not negative, the gain offset finite, and 0 without a gain";
+    case RMSNORM_NULL_POINTER: return "a pointer is null where memory is needed";
+    case RMSNORM_MISALIGNED: return "a pointer is not aligned to the size of its elements";
+    case RMSNORM_OVERLAP: return "y overlaps an input; only y = x in x's own type is allowed";
+    case RMSNORM_BAD_PLAN: return "the plan does not cover the problem, or no kernel was built for it";
+    default: break;
+    }
+    return status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "an unknown status";
+}
+
+int32_t rmsnormApiVersion(void)
+{
+    return RMSNORM_API_VERSION;
+}
