@@ -21,6 +21,8 @@ Adapter: TypeAlias = Callable[[Edit], "str | None"]
 
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 _END = 2**63 - 1
+_EPSILON = 1e-5  # of RMSNormalization, where the node does not say
+_MODES = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
 
@@ -80,8 +82,8 @@ def _sized_splits(edit: Edit) -> str | None:
     source, axis = edit.input(0), edit.value_of("axis", 0)
     assert source is not None
     dims = edit.dims(source)
-    if axis is None or (dims is None and axis < 0):
-        return "its axis is unknown"
+    if axis is None:
+        return "its axis is set by the callers of the function around it"
     size = None if dims is None else dims[axis]
     node.attributes.pop("num_outputs")
     if isinstance(size, int) and size % count == 0:
@@ -90,7 +92,7 @@ def _sized_splits(edit: Edit) -> str | None:
         part = -(-size // count)
         sizes = edit.integers([part] * (count - 1) + [size - part * (count - 1)])
     else:
-        sizes = _dynamic_sizes(edit, source, axis if axis >= 0 else axis + len(dims or ()), count)
+        sizes = _dynamic_sizes(edit, source, axis, count)
     node.resize_inputs(2)
     node.replace_input_with(1, sizes)
     return None
@@ -193,12 +195,95 @@ def _triangle(edit: Edit) -> str | None:
     return None
 
 
+def _on_a_matrix(edit: Edit) -> str | None:
+    """Until opset 13, Softmax and its kin took x as a matrix, whose rows are all axes from `axis` on."""
+    axis, source = edit.value_of("axis", 1), edit.input(0)
+    assert source is not None
+    if axis is None:
+        return "its axis is set by the callers of the function around it"
+    dtype, dims = edit.dtype(source), edit.dims(source)
+    if axis == -1 or (dims is not None and axis == len(dims) - 1):
+        edit.keep("axis", -1)
+        return None
+    rows = edit.op("Flatten", source, dtype=dtype, axis=axis)
+    value = edit.op(edit.node.op_type, rows, dtype=dtype, axis=-1)
+    edit.become(edit.op("Reshape", value, edit.op("Shape", source, dtype=_INT64), dtype=dtype))
+    return None
+
+
+def _padded_everywhere(edit: Edit) -> str | None:
+    """Pads of some axes become pads of all."""
+    node, source, pads, axes = edit.node, edit.input(0), edit.input(1), edit.constant(edit.input(3))
+    dims = edit.dims(source)
+    if axes is None or dims is None or pads is None:
+        return "its axes, or the rank of what it pads, are known only at run time"
+    problem = relabel.new_type(node, onnx.defs.get_schema("Pad", 13), edit.dtype, inputs=3)
+    if problem is not None:
+        return problem
+    places = {int(axis) % len(dims): place for place, axis in enumerate(axes)}
+    none = edit.integers([0])
+
+    def pad(axis: int, end: int) -> ir.Value:
+        if axis not in places:
+            return none
+        return edit.op("Gather", pads, edit.integers([places[axis] + end]), dtype=_INT64, axis=0)
+
+    pieces = [pad(axis, end) for end in (0, len(axes)) for axis in range(len(dims))]
+    node.replace_input_with(1, edit.op("Concat", *pieces, dtype=_INT64, axis=0))
+    edit.drop_input(3)
+    return None
+
+
+def _root_mean_square(edit: Edit) -> str | None:
+    """RMSNormalization by its definition, with axes that are constants: the definition's own computes them.
+
+    It stands for the nodes that are no norm to us: a scale that widens x, a shape that is not proven.
+    """
+    source, scale = edit.input(0), edit.input(1)
+    assert source is not None and scale is not None
+    axis, epsilon, stash = (edit.value_of(n, d) for n, d in (("axis", -1), ("epsilon", _EPSILON), ("stash_type", 1)))
+    dtype, dims = edit.dtype(source), edit.dims(source)
+    if dtype is None or None in (axis, epsilon, stash) or (axis >= 0 and dims is None):
+        return "its type, rank or attributes are unknown"
+    axes = list(range(axis if axis < 0 else axis - len(dims or ()), 0))
+    wide = ir.DataType(stash)
+    small = edit.op("Constant", dtype=ir.DataType.FLOAT, value=ir.tensor(np.array(epsilon, np.float32)))
+    small = edit.op("Cast", small, dtype=wide, to=stash)
+    x = edit.op("Cast", source, dtype=wide, to=stash)
+    square = edit.op("Mul", x, x, dtype=wide)
+    mean = edit.op("ReduceMean", square, edit.integers(axes), dtype=wide, keepdims=1)
+    root = edit.op("Sqrt", edit.op("Add", mean, small, dtype=wide), dtype=wide)
+    normalized = edit.op("Cast", edit.op("Div", x, root, dtype=wide), dtype=dtype, to=int(dtype))
+    edit.become(edit.op("Mul", normalized, scale, dtype=dtype))
+    return None
+
+
 def _mod(edit: Edit) -> str | None:
     """Mod of floats without fmod is new at opset 28."""
     dtype, fmod = edit.dtype(edit.node.inputs[0]) if edit.node.inputs[0] else None, edit.value_of("fmod", 0)
     if dtype is None or fmod is None or (dtype.is_floating_point() and not fmod):
         return "it takes the modulus of floats without fmod"
     return relabel.new_type(edit.node, onnx.defs.get_schema("Mod", 13), edit.dtype)
+
+
+def _renamed_mode(edit: Edit) -> str | None:
+    """GridSample's modes had the names that they have for images."""
+    mode = edit.value_of("mode", "bilinear")
+    if mode not in _MODES:
+        return "its mode is set by the callers of the function around it"
+    edit.keep("mode", _MODES[mode])
+    return None
+
+
+def _image_mode(edit: Edit) -> str | None:
+    dims, mode = edit.dims(edit.input(0)), edit.value_of("mode", "linear")
+    old = next((o for o, n in _MODES.items() if n == mode), None)
+    if dims is None or len(dims) != 4 or old is None:
+        return "it samples volumes, or may do so"
+    problem = relabel.new_type(edit.node, onnx.defs.get_schema("GridSample", 16), edit.dtype)
+    if problem is None:
+        edit.keep("mode", old)
+    return problem
 
 
 ADAPTERS: Mapping[tuple[str, int, int | None], Adapter] = MappingProxyType(
@@ -213,7 +298,12 @@ ADAPTERS: Mapping[tuple[str, int, int | None], Adapter] = MappingProxyType(
         **{(f"Reduce{name}", 18, 13): _axes_to_attribute for name in _REDUCTIONS},
         ("Shape", 15, 13): _sliced_shape,
         ("Reshape", 14, 13): _copying_reshape,
+        ("Pad", 18, 13): _padded_everywhere,
+        **{(name, 11, 13): _on_a_matrix for name in ("Softmax", "LogSoftmax", "Hardmax")},
+        ("RMSNormalization", 23, None): _root_mean_square,
         ("Mod", 28, 13): _mod,
+        ("GridSample", 16, 20): _renamed_mode,
+        ("GridSample", 20, 16): _image_mode,
         ("CastLike", 15, None): _cast,
         ("Trilu", 14, None): _triangle,
     }

@@ -62,11 +62,12 @@ class Edit:
         """
         if value is None or value.is_graph_input():
             return None
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None:
-            return tensor.numpy() if tensor.size <= _SMALL else None
+        if value.const_value is not None:
+            return value.const_value.numpy() if value.const_value.size <= _SMALL else None
         node = value.producer()
-        return None if node is None else self._folded(node)
+        if node is None:
+            return None
+        return _stored(node) if onnx_op(node) == "Constant" else self._folded(node)
 
     def _folded(self, node: ir.Node) -> np.ndarray[Any, Any] | None:
         kind = onnx_op(node)
@@ -149,3 +150,18 @@ class Edit:
         assert graph is not None
         graph.remove(self.node, safe=True)
         self.gone = True
+
+
+def _stored(node: ir.Node) -> np.ndarray[Any, Any] | None:
+    """What a Constant holds (onnx_ir's own way to ask gives the tensor another name, and it may be the caller's)."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            return None
+        if name == "value":
+            tensor = attribute.as_tensor()
+            return tensor.numpy() if tensor.size <= _SMALL else None
+        if name in ("value_int", "value_ints"):
+            return np.array(attribute.value, dtype=np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.array(attribute.value, dtype=np.float32)
+    return None

@@ -168,7 +168,7 @@ class _Mover:
         newer = min(v for v in _versions(name) if v > version)
         if onnx.defs.get_schema(name, newer).deprecated:
             return version, f"opset {newer} took it away"
-        problem = relabel.lift(edit.node, version, newer)
+        problem = relabel.lift(edit.node, version, newer, edit.dtype)
         if problem is not None and (name, version, newer) in adapters.ADAPTERS:
             problem = adapters.ADAPTERS[name, version, newer](edit)
         if problem is not None and (name, version, newer) in single.CONVERTED:

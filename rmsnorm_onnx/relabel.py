@@ -164,6 +164,10 @@ ROWS: tuple[Row, ...] = (
 """Every step that is no more than a label."""
 
 
+NARROWER = frozenset({("Erf", 13), ("ReduceLogSum", 28), ("ReduceLogSumExp", 28)})
+"""Operators and versions that take fewer types than the version before."""
+
+
 @functools.cache
 def steps() -> Mapping[tuple[str, int, int], Row]:
     """The rows by operator, older and newer version."""
@@ -198,7 +202,7 @@ def lower(node: ir.Node, older: int, newer: int, type_of: TypeOf) -> str | None:
     return problem
 
 
-def lift(node: ir.Node, older: int, newer: int) -> str | None:
+def lift(node: ir.Node, older: int, newer: int, type_of: TypeOf) -> str | None:
     """Reads a node of the older version as one of the newer, where both mean the same.
 
     Returns:
@@ -208,6 +212,8 @@ def lift(node: ir.Node, older: int, newer: int) -> str | None:
     if row is None:
         return f"its definition changed at opset {newer}"
     problem = _beyond(node, row)
+    if problem is None and (node.op_type, newer) in NARROWER:
+        problem = new_type(node, onnx.defs.get_schema(node.op_type, newer), type_of)
     if problem is None:
         schema = onnx.defs.get_schema(node.op_type, newer)
         for name, value in row.was.items():
