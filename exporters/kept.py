@@ -145,6 +145,8 @@ def _only_input(part: Any, signature: inspect.Signature, args: Any, kwargs: Any)
     """x, where nothing else is given that is not a default."""
     bound = signature.bind(*args, **kwargs)
     (_, x), *others = bound.arguments.items()
+    if isinstance(x, tuple) and len(x) == 1:  # forward(self, *inputs)
+        [x] = x
     for name, value in others:
         if value is not None and value is not signature.parameters[name].default:
             raise ExportError(

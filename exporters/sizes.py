@@ -200,10 +200,18 @@ def _resized(leaf: Leaf, new: dict[int, int]) -> torch.Tensor:
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers with the other sign, ids in the other order; what is true or false stays."""
+    """Numbers with the other sign, ids in the other order, and masks with another first element."""
+    import torch
+
     if tensor.is_floating_point():
         return -tensor
-    return tensor if tensor.dim() == 0 else tensor.flip(-1)
+    if tensor.dim() == 0 or not tensor.numel():
+        return tensor
+    if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
+        return tensor.flip(-1)
+    other = tensor.clone()
+    other[..., 0] = other[..., 0] == 0  # a mask of ones takes branches that no other mask takes
+    return other
 
 
 def _outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

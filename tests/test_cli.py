@@ -326,7 +326,7 @@ def test_export(run: Run, tmp_path: Path) -> None:
 
 
 def test_export_with_options_by_another_route(run: Run, tmp_path: Path) -> None:
-    """A callable may give keyword inputs and names; an old opset and a route are flags, and the JSON names the route."""
+    """A callable may give keyword inputs and names; opset and route are flags, and the JSON names the route."""
     (tmp_path / "source.py").write_text(MODULE)
     output = tmp_path / "out.onnx"
     arguments = (f"{tmp_path / 'source.py'}:options", "-o", output, "--opset", "13", "--route", "torchscript", "--json")

@@ -80,6 +80,19 @@ def test_traced_epsilon_survives() -> None:
     assert np.isfinite(y).all()
 
 
+@pytest.mark.parametrize("form", [None, "primitive"])
+def test_optimising_comes_after_the_norms(form: str | None) -> None:
+    """Constants are folded, and an epsilon of 1e-12 stays, even where the norm is plain operators."""
+    x = torch.randn(2, 3, D)
+    plain, folded = (export(Block(), x, opset=17, form=form, optimize=on).model for on in (False, True))
+    counts = [sum(node.op_type == "Transpose" for node in model.graph) for model in (plain, folded)]
+    assert counts == [1, 0]
+    specs = [[match.spec for match in find_rms_norms(model)] for model in (plain, folded)]
+    assert specs[0] == specs[1] and specs[1][0].epsilon == float(np.float32(1e-12))
+    [y] = run(folded, np.zeros((1, 4, D), np.float32))
+    assert np.isfinite(y).all()
+
+
 class Structured(nn.Module):
     """Tensors in tuples, dictionaries, keywords and gathered keywords, in and out."""
 
@@ -196,10 +209,25 @@ class Numpy(nn.Module):
         return torch.from_numpy(x.detach().numpy() * 2)
 
 
-def test_a_trace_of_values_is_refused() -> None:
-    """A trace that holds numbers of the example is no model of the module."""
+class Masked(nn.Module):
+    """A mask that is left out where it masks nothing."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x if mask.all() else x * mask
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Numpy(), (torch.ones(2, 3),)),
+        (Masked(), (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64))),
+        (Masked(), (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool))),
+    ],
+)
+def test_a_trace_of_values_is_refused(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """A trace that holds numbers of the example, or the branch that they take, is no model of the module."""
     with pytest.raises(ExportError, match="the trace depends on the values of the inputs"):
-        export(Numpy(), torch.randn(2, 3), opset=17)
+        export(module, inputs, opset=17, route="torchscript")
 
 
 def test_a_type_that_cannot_be_run_is_said() -> None:
