@@ -63,8 +63,8 @@ def _translate(program: Any, job: Job, opset: int) -> ir.Model:
             opset_version=opset,
             optimize=False,
             verbose=False,
-            input_names=job.input_names or None,
-            output_names=job.output_names or None,
+            input_names=list(job.input_names) or None,
+            output_names=list(job.output_names) or None,
             custom_translation_table=translations(opset, kept=job.kept),
         )
         assert exported is not None  # it writes to no file

@@ -1,4 +1,4 @@
-"""`Example`: a module's example inputs, as torch.export takes them and as the flat list that a tracer and a file take."""
+"""`Example`: a module's example inputs, as torch.export takes them and as the flat list that a tracer takes."""
 
 from __future__ import annotations
 

@@ -145,11 +145,13 @@ def _only_input(part: Any, signature: inspect.Signature, args: Any, kwargs: Any)
     """x, where nothing else is given that is not a default."""
     bound = signature.bind(*args, **kwargs)
     (_, x), *others = bound.arguments.items()
+    if isinstance(x, tuple) and len(x) == 1:  # forward(self, *inputs)
+        [x] = x
     for name, value in others:
         if value is not None and value is not signature.parameters[name].default:
             raise ExportError(
-                f"{type(part).__name__} is called with {name}, which no RMSNormSpec knows; a module is kept whole where "
-                "x is its only input"
+                f"{type(part).__name__} is called with {name}, which no RMSNormSpec knows; a module can be kept whole "
+                "where x is its only input"
             )
     return x
 
@@ -223,8 +225,8 @@ def _check(name: str, part: Any, reading: Reading, shape: tuple[int, ...], x_typ
     if moved > same:
         early = "before" if spec.resolve(x_type).normalized_type != x_type else "not before"
         raise ExportError(
-            f"{title} is not what norms says: it rounds {early} the gain ({moved} elements agree with that, {same} with "
-            "its spec); look at normalized_type and gain_type"
+            f"{title} is not what norms says: it rounds {early} the gain ({moved} elements agree with that, {same} "
+            "with its spec); look at normalized_type and gain_type"
         )
 
 

@@ -91,11 +91,16 @@ def _known(module: torch.nn.Module, kept: Mapping[type, Any]) -> dict[str, tuple
 
 
 def _inventory(module: torch.nn.Module) -> list[Any]:
+    from rmsnorm_onnx.errors import UsageError
     from rmsnorm_onnx.models import inventory
 
     try:
         return inventory.norms(module, strict=False)
     except TypeError:
+        pass
+    try:
+        return list(inventory.norms(module))
+    except UsageError:
         return []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_onnx import modelio
+from rmsnorm_onnx import dtypes, modelio
 from rmsnorm_onnx.errors import ExportError, RMSNormError
 from rmsnorm_onnx.exporters.job import Job
 from rmsnorm_onnx.exporters.steps import words
@@ -30,13 +30,15 @@ class Survey:
 
     Attributes:
         baked: The sizes of the example that the trace holds as numbers.
-        tried: Inputs of other sizes that PyTorch takes, for the sizes that are not baked in; None without any.
-        notes: Sizes that could not be changed, each one sentence.
+        stuck: The sizes that PyTorch takes no other value for, and its words.
+        tried: Inputs that PyTorch takes, of other sizes where that is possible; None without any.
+        notes: What could not be tried, each one sentence.
     """
 
     baked: set[int]
+    stuck: Mapping[int, str]
     tried: tuple[torch.Tensor, ...] | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def dynamic_sizes(leaf: Leaf) -> list[int]:
@@ -65,30 +67,35 @@ def survey(
     """
     together, _ = _accepted(job, open_sizes, values=True)
     if together is not None and _same(trace(together), graph):
-        return Survey(set(), together if open_sizes else None, ())
+        return Survey(set(), {}, together if open_sizes else None)
     changed, why = _accepted(job, set(), values=True)
     if changed is not None and not _same(trace(changed), graph):
-        raise ExportError("TorchScript tracing failed: the module branches on the values of its inputs")
+        raise ExportError(
+            "TorchScript tracing failed: the trace depends on the values of the inputs (a branch, or numbers that left "
+            "torch)"
+        )
     notes = [] if changed is not None else [f"traced with no other values: PyTorch says {why}"]
     baked: set[int] = set()
+    stuck: dict[int, str] = {}
     for size in sorted(open_sizes):
         tensors, why = _accepted(job, {size})
         if tensors is None:
-            notes.append(f"the size {size} was tried at no other value: PyTorch says {why}")
+            stuck[size] = why
         elif not _same(trace(tensors), graph):
             baked.add(size)
-    free = open_sizes - baked
+    free = open_sizes - baked - stuck.keys()
     together = _accepted(job, free)[0] if free else None
     if together is not None and not _same(trace(together), graph):
-        return Survey(open_sizes, None, tuple(notes))  # sizes that matter only together
-    return Survey(baked, together, tuple(notes))
+        return Survey(free | baked, stuck, None, tuple(notes))  # sizes that matter only together
+    return Survey(baked, stuck, together, tuple(notes))
 
 
 def agreement(job: Job, model: ir.Model, found: Survey) -> str:
     """Run the file in onnxruntime, on the example and at another size, and compare with PyTorch.
 
-    The two compute the same function when half of the digits of each output's type agree, measured at its largest
-    element: this tells a wrong graph from roundings, and says nothing of a norm, which `verify` measures.
+    The two compute the same function when half of the digits of the narrowest float type in the file agree, measured
+    at each output's largest element: this tells a wrong graph from roundings, and says nothing of a norm, which
+    `verify` measures.
 
     Returns:
         What was checked, in words.
@@ -97,7 +104,9 @@ def agreement(job: Job, model: ir.Model, found: Survey) -> str:
         ExportError: they do not agree, or onnxruntime cannot run the file though it has a kernel for every operator.
     """
     assert job.example is not None
-    same = "its trace at other sizes is the same" if found.tried is not None else "no other size was tried"
+    tried = found.tried is not None
+    same = "its trace at other sizes of what is dynamic is the same" if tried else "no other size was tried"
+    precision = _precision(model)
     runs = [job.example.tensors] + ([found.tried] if found.tried is not None else [])
     try:
         import onnxruntime
@@ -126,11 +135,11 @@ def agreement(job: Job, model: ir.Model, found: Survey) -> str:
                     f"running TorchScript's file on inputs of shape {shapes} failed: {words(error)}"
                 ) from error
             for value, result, expected in zip(model.graph.outputs, results, _outputs(job, tensors), strict=True):
-                _check_same(value.name or "", shapes, result, expected)
-    return f"{same}, and onnxruntime agrees with PyTorch" + (" there" if found.tried is not None else "")
+                _check_same(value.name or "", shapes, result, expected, precision)
+    return f"{same}, and onnxruntime agrees with PyTorch" + (" there" if tried else "")
 
 
-def _check_same(name: str, shapes: str, result: np.ndarray, tensor: torch.Tensor) -> None:
+def _check_same(name: str, shapes: str, result: np.ndarray, tensor: torch.Tensor, precision: float) -> None:
     where = f"TorchScript's file is wrong on inputs of shape {shapes}: output {name}"
     if tuple(result.shape) != tuple(tensor.shape):
         raise ExportError(f"{where} has shape {list(result.shape)}, PyTorch's {list(tensor.shape)}")
@@ -140,9 +149,21 @@ def _check_same(name: str, shapes: str, result: np.ndarray, tensor: torch.Tensor
     finite = np.isfinite(expected)
     error = np.abs(np.where(finite, result.astype(np.float64) - expected, 0.0))
     largest = float(np.max(np.abs(expected[finite]), initial=0.0))
-    allowed = float(np.sqrt(np.finfo(result.dtype).eps)) * largest
+    allowed = float(np.sqrt(precision)) * largest
     if not float(np.max(error)) <= allowed:
         raise ExportError(f"{where} is off by {float(np.max(error)):.3g}, where PyTorch's largest is {largest:.3g}")
+
+
+def _precision(model: ir.Model) -> float:
+    """The coarsest machine epsilon among the float types that a file mentions."""
+    kinds = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in model.graph.all_nodes():
+        if node.op_type == "Cast":
+            kinds.add(ir.DataType(node.attributes["to"].as_int()))
+        elif node.op_type == "Constant" and "value" in node.attributes:
+            kinds.add(node.attributes["value"].as_tensor().dtype)
+    names = [name for kind in kinds if (name := dtypes.float_name(kind)) is not None]
+    return max((float(dtypes.finfo(name).eps) for name in names), default=float(dtypes.finfo("float32").eps))
 
 
 def _accepted(job: Job, changed: set[int], *, values: bool = False) -> tuple[tuple[torch.Tensor, ...] | None, str]:
@@ -179,10 +200,18 @@ def _resized(leaf: Leaf, new: dict[int, int]) -> torch.Tensor:
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers with the other sign, ids in the other order; what is true or false stays."""
+    """Numbers with the other sign, ids in the other order, and masks with another first element."""
+    import torch
+
     if tensor.is_floating_point():
         return -tensor
-    return tensor if tensor.dim() == 0 else tensor.flip(-1)
+    if tensor.dim() == 0 or not tensor.numel():
+        return tensor
+    if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
+        return tensor.flip(-1)
+    other = tensor.clone()
+    other[..., 0] = other[..., 0] == 0  # a mask of ones takes branches that no other mask takes
+    return other
 
 
 def _outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

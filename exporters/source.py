@@ -12,16 +12,22 @@ from typing import Any
 
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
 
+OPTIONS = ("kwargs", "dynamic_shapes", "input_names", "output_names", "norms")
+"""The keywords of `export` that a callable may give, since no flag can."""
 
-def resolve(source: str) -> tuple[Any, Any]:
-    """Call what `source` names, and take the module and its example inputs from it.
+_RETURNS = "(module, args) or (module, args, options)"
+
+
+def resolve(source: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Call what `source` names, and take the module, its example inputs and further options from it.
 
     Args:
         source: "package.module:callable", importable from the working directory too, or "path/to/file.py:callable".
-            The callable takes nothing and returns (module, args).
+            The callable takes nothing and returns (module, args), or (module, args, options) with a dictionary of
+            `OPTIONS`. What `export` takes in a module's place is taken here too, with None for args.
 
     Returns:
-        The torch.nn.Module, and its example inputs.
+        The module, its example inputs, and the options.
 
     Raises:
         UsageError: the text, or what it names, cannot be used so.
@@ -34,17 +40,25 @@ def resolve(source: str) -> tuple[Any, Any]:
     build: Any = _imported(place)
     for part in name.split("."):
         if not hasattr(build, part):
-            raise UsageError(f"{place} has no {name!r}; name a callable that returns (module, args)")
+            raise UsageError(f"{place} has no {name!r}; name a callable that returns {_RETURNS}")
         build = getattr(build, part)
     if not callable(build):
-        raise UsageError(f"{source} is a {type(build).__name__}; name a callable that returns (module, args)")
+        raise UsageError(f"{source} is a {type(build).__name__}; name a callable that returns {_RETURNS}")
     try:
         built = build()
     except Exception as error:
         raise ExportError(f"calling {source} failed: {_words(error)}") from error
-    if not isinstance(built, tuple) or len(built) != 2:
-        raise UsageError(f"{source} returned a {type(built).__name__}; it must return (module, args)")
-    return built
+    if not isinstance(built, tuple) or len(built) not in (2, 3):
+        raise UsageError(f"{source} returned a {type(built).__name__}; it must return {_RETURNS}")
+    module, args, options = (*built, {})[:3]
+    if not isinstance(options, dict):
+        raise UsageError(f"{source} returned options in a {type(options).__name__}; give a dictionary")
+    for name in options:
+        if name not in OPTIONS:
+            raise UsageError(
+                f"{source} returned the option {name!r}; there are {', '.join(OPTIONS)}, the rest is flags"
+            )
+    return module, args, options
 
 
 def _imported(place: str) -> types.ModuleType:

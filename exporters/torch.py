@@ -28,6 +28,7 @@ from rmsnorm_onnx.exporters.dynamo import OLDEST_OPSET as DEFAULT_OPSET
 from rmsnorm_onnx.exporters.example import Example
 from rmsnorm_onnx.exporters.job import Job
 from rmsnorm_onnx.exporters.kept import kept_whole
+from rmsnorm_onnx.exporters.optimised import optimised
 from rmsnorm_onnx.exporters.steps import ONE_AT_A_TIME, converted, inference, quiet, step
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def export(
     form: str | None = None,
     norms: Mapping[type, Any] | None = None,
     route: str | None = None,
+    optimize: bool = False,
 ) -> ExportResult:
     """Export a PyTorch model to ONNX, each of its RMSNorms as one operator.
 
@@ -102,6 +104,7 @@ def export(
             subclass) the `RMSNormSpec` that it computes, a function from the module to it, or a `Kept` where gain or
             bias have other names than weight and bias. The claim is checked first, on the module's own weights.
         route: "dynamo" or "torchscript" takes this one alone; by default the better one, and the other if it fails.
+        optimize: Whether to fold constants and drop repeated parts, after the norms are safe.
 
     Returns:
         The model, the route it took, and the report of the norms.
@@ -142,6 +145,9 @@ def export(
                 module=module, example=example, program=None, opset=opset or DEFAULT_OPSET, kept=bool(norms), **names
             )
             made = routes.run(job, goal)
+    if optimize:
+        with ONE_AT_A_TIME, quiet():
+            made = dataclasses.replace(made, model=optimised(made.model))
     paired, remarks = pairing.pair(made.model, made.report, module, norms or {})
     if output is not None:
         with step("saving"):

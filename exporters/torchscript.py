@@ -13,7 +13,7 @@ import inspect
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -24,7 +24,7 @@ from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
 from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
-from rmsnorm_onnx.site import SCOPES_KEY, scopes_of_name
+from rmsnorm_onnx.site import SCOPES_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,6 @@ ROUTE = "TorchScript, torch.onnx"
 
 NEWEST_OPSET = 20
 """The newest opset that torch's TorchScript exporter writes; it has been frozen."""
-
-_FIXED = "the tracer bakes it in"
 
 
 def export_traced(job: Job, opset: int) -> Routed:
@@ -55,22 +53,30 @@ def export_traced(job: Job, opset: int) -> Routed:
     with _decisions() as decided:
         graph, states = tracer.trace(job.example.tensors, open_sizes)
     survey = sizes.survey(job, open_sizes, graph, lambda tensors: tracer.trace(tensors, open_sizes)[0])
-    if survey.baked and job.example.shapes is not None:
-        named = _dimensions(tracer, survey.baked)
+    asked = job.example.shapes is not None
+    if survey.baked and asked:
+        named = " and ".join(f"dimension {a} of input {n} ({s})" for n, a, s in tracer.dimensions(survey.baked))
         raise ExportError(
             f"TorchScript tracing failed: {named} would be baked in, and dynamic_shapes asks otherwise; leave it fixed"
         )
-    if survey.baked:
-        graph, states = tracer.trace(job.example.tensors, open_sizes - survey.baked)
+    fixed = survey.baked | (set() if asked else set(survey.stuck))
+    if fixed:
+        graph, states = tracer.trace(job.example.tensors, open_sizes - fixed)
     with step("reading TorchScript's file"):
         model = _assembled(graph, states, len(job.example.leaves))
+        _name_outputs(model, len(job.output_names))
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
     if written != opset:
         raise ExportError(f"TorchScript's exporter wrote opset {written}, not {opset}; ask for opset {written}")
     checked = sizes.agreement(job, model, survey)
-    fixed = tracer.fixed_notes(survey.baked)
-    return Routed(model, (f"traced on the example: {checked}", *decided, *survey.notes, *fixed), len(fixed))
+    told = [
+        f"dimension {axis} of input {name} {'was tried at no other size than' if asked else 'is fixed at'} {size}: "
+        + (f"PyTorch takes no other ({survey.stuck[size]})" if size in survey.stuck else "the tracer bakes it in")
+        for name, axis, size in tracer.dimensions(survey.baked | survey.stuck.keys())
+    ]
+    baked = len(list(tracer.dimensions(survey.baked)))
+    return Routed(model, (f"traced on the example: {checked}", *decided, *survey.notes, *told), baked)
 
 
 class _Tracer:
@@ -104,6 +110,7 @@ class _Tracer:
             step("TorchScript tracing"),
             forward_replaced(self._module, self._flat()),
             _symbolics(self._opset),
+            _no_log(),
         ):
             torch.onnx.export(
                 self._module,
@@ -112,25 +119,19 @@ class _Tracer:
                 dynamo=False,
                 opset_version=self._opset,
                 input_names=self.names,
-                output_names=self._job.output_names or None,
+                output_names=list(self._job.output_names) or None,
                 dynamic_axes={name: dims for name, dims in axes.items() if dims},
                 export_params=False,
                 do_constant_folding=False,
             )
         return onnx.load_from_string(file.getvalue()), dict(self._module.state_dict(keep_vars=True))
 
-    def fixed_notes(self, baked: set[int]) -> list[str]:
-        """One note for each dimension that is dynamic by default and had to be fixed."""
-        return [
-            f"dimension {axis} of input {name} is fixed at {size}: {_FIXED}"
-            for name, axis, size in self._dimensions()
-            if size in baked
-        ]
-
-    def _dimensions(self) -> Iterator[tuple[str, int, int]]:
+    def dimensions(self, among: Set[int]) -> Iterator[tuple[str, int, int]]:
+        """The dynamic dimensions of some sizes: the input's name, the axis, the size."""
         for name, leaf in zip(self.names, self._example.leaves, strict=True):
             for axis in leaf.dynamic:
-                yield name, axis, leaf.tensor.shape[axis]
+                if leaf.tensor.shape[axis] in among:
+                    yield name, axis, int(leaf.tensor.shape[axis])
 
     def _flat(self) -> Any:
         """A forward of tensors only, which gives tensors only: no structure survives tracing."""
@@ -140,6 +141,7 @@ class _Tracer:
         forward, wanted = self._module.forward, self._job.output_names
 
         def flat(*tensors: torch.Tensor) -> Any:
+            _name_scopes(self._module)
             args, kwargs = self._example.around(tensors)
             found = pytree.tree_leaves(forward(*args, **kwargs))
             outputs = tuple(value for value in found if isinstance(value, torch.Tensor))
@@ -150,10 +152,6 @@ class _Tracer:
 
         flat.__signature__ = inspect.signature(flat)  # type: ignore[attr-defined]
         return flat
-
-
-def _dimensions(tracer: _Tracer, baked: set[int]) -> str:
-    return " and ".join(f"dimension {a} of input {n} ({s})" for n, a, s in tracer._dimensions() if s in baked)
 
 
 def _input_names(job: Job, weights: set[str]) -> list[str]:
@@ -198,6 +196,20 @@ def _decisions() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
+def _no_log() -> Iterator[None]:
+    """Keep torch from printing the graph of a failure past Python's streams; it turns its own log on for each call."""
+    import torch
+
+    enabled, log = torch._C._jit_is_onnx_log_enabled(), torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *parts: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = log
+        torch._C._jit_set_onnx_log_enabled(enabled)
+
+
+@contextlib.contextmanager
 def _symbolics(opset: int) -> Iterator[None]:
     """Register our symbolic functions with the TorchScript exporter, and put back what was there."""
     from torch.onnx import register_custom_op_symbolic, unregister_custom_op_symbolic
@@ -220,6 +232,16 @@ def _symbolics(opset: int) -> Iterator[None]:
                 register_custom_op_symbolic(name, held[name], opset)
 
 
+def _name_scopes(module: torch.nn.Module) -> None:
+    """Have the running trace name each module's scope in full: torch's own "pre" for "layers.0.pre" names several."""
+    import torch
+
+    scopes = getattr(torch.jit._trace, "_trace_module_map", None)
+    for name, part in module.named_modules() if scopes is not None else ():
+        if name:
+            scopes[part] = torch._C._jit_onnx_create_full_scope_name(torch.typename(type(part)), name)
+
+
 def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int) -> ir.Model:
     """The model, its weights attached without a copy, each node with the modules that it was traced in."""
     model, _ = modelio.to_ir(proto)
@@ -230,8 +252,37 @@ def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int) -
         value.const_value = ir.tensor(states[value.name].detach(), name=value.name)
         if value.uses() or value.is_graph_output():
             graph.register_initializer(value)
+    taken: set[str] = set()
     for node in graph.all_nodes():
-        scopes = scopes_of_name(node.name)
-        if scopes:
-            node.metadata_props[SCOPES_KEY] = repr(scopes)
+        if node.name and node.name.startswith("/"):
+            *modules, operation = node.name[1:].split("/")
+            node.metadata_props[SCOPES_KEY] = repr(["", *modules, operation])
+        node.name = _shortened(node.name, taken)
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.name = _shortened(value.name, taken)
     return model
+
+
+def _shortened(name: str | None, taken: set[str]) -> str | None:
+    """The innermost scope and the operation: each scope's name is full already."""
+    if not name or not name.startswith("/"):
+        return name
+    wish, number = "/" + "/".join(name.split("/")[-2:]).lstrip("/"), 1
+    name = wish
+    while name in taken:
+        number += 1
+        name = f"{wish}_{number}"
+    taken.add(name)
+    return name
+
+
+def _name_outputs(model: ir.Model, named: int) -> None:
+    """Give the outputs that the caller has no names for better ones than TorchScript's numbers."""
+    unnamed = model.graph.outputs[named:]
+    taken = {value.name for value in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
+    taken |= {value.name for node in model.graph.all_nodes() for value in node.outputs}
+    for i, value in enumerate(unnamed):
+        wish = "output" if len(unnamed) == 1 else f"output_{i}"
+        if value.producer() is not None and wish not in taken:
+            value.name = wish

@@ -162,16 +162,18 @@ def _export(arguments: argparse.Namespace) -> int:
 
     _check_output(arguments.output)
     with _progress(f"building {arguments.source}"):
-        module, inputs = resolve(arguments.source)
+        source, inputs, options = resolve(arguments.source)
     with _progress("exporting"):
         exported = exporters.export(
-            module,
+            source,
             inputs,
+            **options,
             opset=arguments.opset,
             dtype=arguments.dtype,
             fuse=not arguments.no_fuse,
             consumer=arguments.consumer,
             form=arguments.form,
+            route=arguments.route,
         )
     if exported.report is not None:
         _check_explain(exported.report, arguments)
@@ -318,10 +320,15 @@ def _parser() -> argparse.ArgumentParser:
     _pattern_flag(verify, "--only", "take sites that match")
 
     export = _command(commands, "export", _export, "export a PyTorch module, each norm as one operator")
-    export.add_argument("source", metavar="SOURCE", help="module:callable or file.py:callable, giving (module, args)")
+    export.add_argument(
+        "source", metavar="SOURCE", help="module:callable or file.py:callable, giving (module, args[, options])"
+    )
     export.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the model")
-    export.add_argument("--opset", type=int, default=18, help="the opset to write (default: 18)")
+    export.add_argument("--opset", type=int, help="the opset to write, 13 or newer (default: 18)")
     export.add_argument("--dtype", metavar="TYPE", help="convert to float32, float16 or bfloat16 first")
+    export.add_argument(
+        "--route", metavar="ROUTE", help="dynamo or torchscript alone (default: the better one, the other if it fails)"
+    )
     export.add_argument("--no-fuse", action="store_true", help="leave the norms as plain operators")
     _form_flags(export)
     _report_flags(export)

@@ -53,7 +53,7 @@ def test_fuse_signature() -> None:
         ("ulp_distance", ["value", "reference"]),
         ("tolerance", ["spec", "dtype", "size"]),
         ("verify", ["model", "original", "seed"]),
-        ("export", ["module", "args"]),
+        ("export", ["source", "args"]),
     ],
 )
 def test_other_signatures(function: str, leading: list[str]) -> None:

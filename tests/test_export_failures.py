@@ -48,11 +48,12 @@ class Untranslatable(nn.Module):
     ("module", "step"), [(Branching(), "torch.export failed: "), (Untranslatable(), "translation to ONNX failed: ")]
 )
 def test_failures_name_their_step(module: nn.Module, step: str, tmp_path, capfd) -> None:
-    """A failure names its step and the exporter's words in one line, says nothing else and writes nothing."""
+    """A failure names the step of each route and the exporter's words in one line, and writes nothing."""
     with pytest.raises(ExportError) as caught:
         export(module, torch.randn(4, 4), output=tmp_path / "m.onnx")
     message = str(caught.value)
     assert message.startswith(step) and len(message) > len(step) + 20 and "\n" not in message
+    assert "; torchscript: TorchScript tracing failed: " in message  # the other route's reason comes second
     assert caught.value.__cause__ is not None
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
@@ -92,6 +93,13 @@ def test_arguments_that_are_no_tuple() -> None:
     """A dictionary of inputs is a usage error, before its keys are taken for tensors."""
     with pytest.raises(UsageError, match="tuple of tensors"):
         export(nn.RMSNorm(8), {"x": torch.randn(2, 8)})
+
+
+@pytest.mark.parametrize("inputs", [{"args": None}, {"args": (), "kwargs": {"y": torch.randn(2, 8)}}])
+def test_arguments_that_forward_does_not_take(inputs: dict[str, object]) -> None:
+    """Inputs that do not fit forward are a usage error, before a route is tried."""
+    with pytest.raises(UsageError, match="the example inputs do not fit forward"):
+        export(nn.RMSNorm(8), **inputs)
 
 
 @pytest.mark.parametrize(

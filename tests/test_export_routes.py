@@ -1,0 +1,360 @@
+"""The routes of the exporter: TorchScript says exactly what torch computes, holds at other sizes, and is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from export_kit import DTYPES, SHAPES, D, check, norm, run
+from torch import nn
+
+from rmsnorm_onnx.errors import ExportError, UsageError
+from rmsnorm_onnx.exporters import export, sizes
+from rmsnorm_onnx.find import find_rms_norms
+from rmsnorm_onnx.models import inventory
+from rmsnorm_onnx.site import SCOPES_KEY
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "opset"),
+    [
+        ("weight", "float16", 13),
+        ("tiny_epsilon", "float32", 17),
+        ("eps_none", "bfloat16", 15),
+        ("two_dims", "float64", 20),
+    ],
+)
+def test_traced_norm_is_torchs(variant: str, dtype: str, opset: int) -> None:
+    """TorchScript writes torch.nn.RMSNorm with torch's epsilon and its one rounding, for any batch and sequence."""
+    check(variant, dtype, opset, "torchscript")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("opset", [13, 14, 16, 17, 18, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", SHAPES)
+def test_traced_norm_matrix(variant: str, dtype: str, opset: int) -> None:
+    """Every variant in every type at the opsets that TorchScript writes."""
+    check(variant, dtype, opset, "torchscript")
+
+
+class Block(nn.Module):
+    """Norms in dictionaries in a list, one in a Sequential in a Sequential, one at the end."""
+
+    def __init__(self, epsilon: float = 1e-12) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"pre": nn.RMSNorm(D, eps=e)}) for e in (epsilon, 2e-6))
+        self.stack = nn.Sequential(nn.Linear(D, D), nn.Sequential(nn.ReLU(), nn.RMSNorm(D, eps=1e-6)))
+        self.norm = nn.RMSNorm(D, eps=1e-5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.stack(self.layers[1]["pre"](self.layers[0]["pre"](x))))
+
+
+NAMES = ["layers.0.pre", "layers.1.pre", "stack.1.1", "norm"]
+
+
+def test_traced_norms_bear_their_modules() -> None:
+    """Sites of a traced file are paired with their modules, by metadata, and by the nodes' names without it."""
+    result = export(Block(), torch.randn(2, 3, D), opset=17)
+    assert [(p.module, p.epsilon, p.same_epsilon) for p in result.norms] == list(
+        zip(NAMES, (1e-12, 2e-6, 1e-6, 1e-5), [True] * 4, strict=True)
+    )
+    assert [s.module for s in result.report.sites] == NAMES and result.report.rewritten == 4
+    plain = export(Block(), torch.randn(2, 3, D), opset=17, fuse=False).model
+    for node in plain.graph:
+        node.metadata_props.pop(SCOPES_KEY, None)
+    assert [match.module for match in find_rms_norms(plain)] == NAMES
+
+
+def test_traced_epsilon_survives() -> None:
+    """An epsilon of 1e-12 is in the file, and a row of zeros stays zero."""
+    result = export(Block(), torch.randn(2, 3, D), opset=13, output_names=["y"])
+    assert result.norms[0].found.epsilon == float(np.float32(1e-12))
+    [y] = run(result.model, np.zeros((1, 4, D), np.float32))
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("form", [None, "primitive"])
+def test_optimising_comes_after_the_norms(form: str | None) -> None:
+    """Constants are folded, and an epsilon of 1e-12 stays, even where the norm is plain operators."""
+    x = torch.randn(2, 3, D)
+    plain, folded = (export(Block(), x, opset=17, form=form, optimize=on).model for on in (False, True))
+    counts = [sum(node.op_type == "Transpose" for node in model.graph) for model in (plain, folded)]
+    assert counts == [1, 0]
+    specs = [[match.spec for match in find_rms_norms(model)] for model in (plain, folded)]
+    assert specs[0] == specs[1] and specs[1][0].epsilon == float(np.float32(1e-12))
+    [y] = run(folded, np.zeros((1, 4, D), np.float32))
+    assert np.isfinite(y).all()
+
+
+class Structured(nn.Module):
+    """Tensors in tuples, dictionaries, keywords and gathered keywords, in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+
+    def forward(self, x, pair, flag=None, *, more, **options):
+        return {"a": self.norm(x) + pair[0], "none": None, "b": (more["k"] * pair[1], options["shift"])}
+
+
+def test_traced_structures_and_names() -> None:
+    """Inputs and outputs keep their order and bear the caller's names first, then those of forward's parameters."""
+    x, p, q, k, shift = (torch.randn(*shape) for shape in ((2, 3, 8), (2, 3, 8), (2, 3), (2, 3), (2, 3)))
+    result = export(
+        Structured(),
+        (x, (p, q)),
+        kwargs={"more": {"k": k}, "shift": shift},
+        opset=14,
+        input_names=["first"],
+        output_names=["sum"],
+    )
+    assert [i.name for i in result.model.graph.inputs] == ["first", "pair_0", "pair_1", "more_k", "shift"]
+    assert [o.name for o in result.model.graph.outputs] == ["sum", "output_0", "output_1"]
+    outputs = run(result.model, *(t.numpy() for t in (x, p, q, k, shift)))
+    assert np.array_equal(outputs[1], (k * q).numpy()) and np.array_equal(outputs[2], shift.numpy())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"input_names": ["weight"]}, {"input_names": ["x", "y"]}, {"output_names": ["y", "z"]}],
+)
+def test_traced_names_that_cannot_be(names: dict[str, list[str]]) -> None:
+    """Borne and surplus names are usage errors on this route too."""
+    with pytest.raises(UsageError, match="name"):
+        export(nn.RMSNorm(8), (torch.randn(2, 8),), opset=17, **names)
+
+
+class Baked(nn.Module):
+    """A sequence length that leaves torch and comes back as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) + torch.from_numpy(np.arange(int(x.shape[1]), dtype=np.float32))[None, :, None]
+
+
+def test_a_size_that_the_trace_bakes_in_is_fixed_and_named() -> None:
+    """The baked-in dimension is a number in the file and a note; the other one stays dynamic, and right."""
+    module, x = Baked(), torch.randn(2, 3, 8)
+    result = export(module, x, route="torchscript")
+    batch, sequence, _ = result.model.graph.inputs[0].shape
+    assert not isinstance(batch, int) and sequence == 3
+    assert "dimension 1 of input x is fixed at 3: the tracer bakes it in" in result.notes
+    assert any("test_export_routes.py" in note for note in result.notes)  # where Python read the size
+    other = torch.randn(5, 3, 8)
+    [y] = run(result.model, other.numpy())
+    assert np.allclose(y, module(other).detach().numpy(), atol=1e-5)
+
+
+def test_a_size_that_was_asked_to_be_dynamic_is_never_baked_in() -> None:
+    """What the caller names dynamic is refused where the trace fixes it, and taken where it does not."""
+    x, sequence, batch = torch.randn(2, 3, 8), {"x": {1: torch.export.Dim("s")}}, {"x": {0: torch.export.Dim("b")}}
+    with pytest.raises(ExportError, match=r"dimension 1 of input x \(3\) would be baked in"):
+        export(Baked(), x, route="torchscript", dynamic_shapes=sequence)
+    result = export(Baked(), x, route="torchscript", dynamic_shapes=batch)
+    assert [str(d) for d in result.model.graph.inputs[0].shape] == ["b", "3", "8"]
+    static = export(Baked(), x, route="torchscript", dynamic_shapes={})
+    assert list(static.model.graph.inputs[0].shape) == [2, 3, 8]
+
+
+def test_a_wrong_file_is_caught_by_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were traces not compared, onnxruntime would still show at another size that the file is not the module."""
+    monkeypatch.setattr(sizes, "_same", lambda one, other: True)
+    with pytest.raises(ExportError, match=r"TorchScript's file (is wrong )?on inputs of shape \[5, 7, 8\]"):
+        export(Baked(), torch.randn(2, 3, 8), route="torchscript")
+
+
+class Counted(nn.Module):
+    """A loop whose length is read from a tensor, though it is always 2: torch.export refuses, a trace takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x.sum().abs() * 0) + 2):
+            x = self.norm(x)
+        return x
+
+
+def test_another_route_is_taken_and_named() -> None:
+    """Where torch.export fails, TorchScript is tried; the route is named, and the notes keep the reason."""
+    result = export(Counted(), torch.randn(2, 3, 8), opset=18)
+    assert result.route == "TorchScript, torch.onnx" and result.report.rewritten == 2
+    assert any(note.startswith("the route dynamo failed: torch.export failed: ") for note in result.notes)
+
+
+def test_a_forced_route_is_the_only_one(tmp_path: Path) -> None:
+    """A route that is asked for fails by itself and writes nothing; another word is a usage error."""
+    with pytest.raises(ExportError, match=r"^torch\.export failed: (?!.*torchscript)"):
+        export(Counted(), torch.randn(2, 3, 8), route="dynamo", output=tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="no route 'jit'; there are dynamo, torchscript"):
+        export(Counted(), torch.randn(2, 3, 8), route="jit")
+    assert not list(tmp_path.iterdir())
+
+
+class Numpy(nn.Module):
+    """Values that leave torch: a trace holds the example's result."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+
+class Masked(nn.Module):
+    """A mask that is left out where it masks nothing."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x if mask.all() else x * mask
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Numpy(), (torch.ones(2, 3),)),
+        (Masked(), (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64))),
+        (Masked(), (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool))),
+    ],
+)
+def test_a_trace_of_values_is_refused(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """A trace that holds numbers of the example, or the branch that they take, is no model of the module."""
+    with pytest.raises(ExportError, match="the trace depends on the values of the inputs"):
+        export(module, inputs, opset=17, route="torchscript")
+
+
+def test_a_type_that_cannot_be_run_is_said() -> None:
+    """A bfloat16 file is traced and rewritten; the note says that onnxruntime has not run it."""
+    result = export(norm("weight", "float32"), torch.randn(2, 3, D), opset=17, dtype="bfloat16")
+    assert result.model.graph.inputs[0].dtype == ir.DataType.BFLOAT16 and result.report.rewritten == 1
+    assert "not run" in result.notes[0] and "is the same" in result.notes[0]
+
+
+def test_tracing_leaves_torch_and_the_module_as_they_were(capfd) -> None:
+    """A symbolic function of the user's stays registered, the module's forward is its own, and nothing is printed."""
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+
+    def mine(g, *inputs):
+        return inputs[0]
+
+    torch.onnx.register_custom_op_symbolic("aten::rms_norm", mine, 17)
+    try:
+        module = norm("weight", "float32")
+        export(module, torch.randn(2, 3, D), opset=17)
+        with pytest.raises(ExportError):
+            export(nn.Sequential(module, Numpy()), torch.randn(2, D), opset=17)
+        assert registry.get_function_group("aten::rms_norm").get(17) is mine
+        assert "forward" not in vars(module)
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::rms_norm", 17)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_traced_weights_are_the_modules() -> None:
+    """No copy of a weight is made, and tied weights are one."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Embedding(11, 8), nn.RMSNorm(8), nn.Linear(8, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.embed(ids)))
+
+    module = Tied()
+    result = export(module, torch.randint(0, 11, (2, 3)), opset=17)
+    held = result.model.graph.initializers
+    assert sorted(held) == ["embed.weight", "norm.weight"]
+    assert held["embed.weight"].const_value.raw.data_ptr() == module.embed.weight.data_ptr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("route", "opset"), [("torchscript", 17), ("dynamo", 18)])
+def test_weights_over_two_gib(route: str, opset: int, tmp_path: Path) -> None:
+    """Weights that protobuf cannot hold go into a data file, on every route."""
+    rows = 2**31 // (2 * D) + 4096
+    with torch.device("meta"):
+        embed = nn.Embedding(rows, D, dtype=torch.float16)
+    embed.weight = nn.Parameter(torch.zeros(rows, D, dtype=torch.float16))  # zeros are not touched until they are read
+    module = nn.Sequential(embed, nn.RMSNorm(D, dtype=torch.float16))
+    path = tmp_path / "large.onnx"
+    result = export(module, torch.zeros(2, 3, dtype=torch.int64), opset=opset, route=route, output=path)
+    assert result.report.rewritten == 1
+    assert path.stat().st_size < 2**20 and sum(f.stat().st_size for f in tmp_path.iterdir()) > 2**31
+    onnx.checker.check_model(str(path))
+
+
+def test_an_exported_program_is_a_source() -> None:
+    """A traced program is translated, under the caller's names; what only a module has is refused."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8, eps=1e-12))
+    program = torch.export.export(module, (torch.randn(2, 8),))
+    result = export(program, opset=21, output_names=["y"])
+    [site] = result.report.sites
+    assert (result.opset, site.spec.epsilon, result.model.graph.outputs[0].name) == (21, float(np.float32(1e-12)), "y")
+    with pytest.raises(UsageError, match=r"dtype cannot be used here: a torch.export.Exported.* is traced already"):
+        export(program, dtype="float16")
+
+
+def test_an_onnx_program_is_a_source() -> None:
+    """torch's own result has its norms rewritten at its own opset; an epsilon that its optimiser deleted is told."""
+
+    class Hand(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-9)
+
+    program = torch.onnx.export(Hand(), (torch.randn(2, 8),), dynamo=True, verbose=False, opset_version=20)
+    result = export(program)
+    assert (result.opset, result.report.rewritten) == (20, 1)
+    assert any(note.startswith("1 norms have no epsilon") for note in result.notes)
+    with pytest.raises(UsageError, match="input_names cannot be used here: an ONNXProgram is translated already"):
+        export(program, input_names=["x"])
+
+
+def test_an_epsilon_that_is_not_the_modules_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file whose epsilon is another than that of the module's class is not written."""
+    [known] = inventory.norms(nn.Sequential(nn.RMSNorm(D, eps=1e-5)))
+    other = dataclasses.replace(known, spec=known.spec.replace(epsilon=1e-3))
+    monkeypatch.setattr(inventory, "norms", lambda module, **options: [other])
+    with pytest.raises(ExportError, match=r"the RMSNorm 0 that it comes from has 0\.001"):
+        export(nn.Sequential(nn.RMSNorm(D, eps=1e-5)), torch.randn(2, D), opset=17, output=tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class Mine(nn.Module):
+    """A norm of no known class, with an epsilon that it states and one that it uses."""
+
+    def __init__(self, stated: float, used: float) -> None:
+        super().__init__()
+        self.eps, self.used = stated, used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.used)
+
+
+def test_norms_are_compared_with_their_modules() -> None:
+    """An unknown class is held to its eps in a note; a norm that is in no file is named."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.right, self.wrong, self.unused = Mine(1e-6, 1e-6), Mine(1e-5, 1e-6), nn.RMSNorm(D)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.wrong(self.right(x))
+
+    result = export(Model(), torch.randn(2, 3, D), opset=17)
+    assert [(p.module, p.kind, p.same_epsilon) for p in result.norms] == [
+        ("right", "Mine", True),
+        ("wrong", "Mine", False),
+        ("unused", "RMSNorm", None),
+    ]
+    assert any("the Mine wrong that it comes from has 1e-05" in note for note in result.notes)
+    assert "the RMSNorm unused was not found in the file" in result.notes
