@@ -222,7 +222,8 @@ class _Rewriter:
         raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
-        mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
+        # No runtime takes these as they are.
+        mixed = match.stranded or (match.form == "onnx" and match.gain_type not in (None, match.x_type))
         if (match.form == form or self._serves(match)) and not mixed:
             return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         if form is None:
