@@ -7,8 +7,9 @@ model-local function, the `primitive` form writes it into the graph. The spellin
 
 Rules that each cost somebody wrong numbers or speed:
 
-- x is cast to the statistic's type first even where that changes nothing: a model converted to float16 afterwards then
-  still squares in float32. onnxruntime removes the Cast.
+- x is cast to the statistic's type first even where that changes nothing: a function whose file is converted to float16
+  afterwards then still squares in float32, and its float32 result makes runtimes refuse the file until `fuse` gives the
+  node a body for float16. onnxruntime removes the Cast.
 - No Cast that changes nothing stands at the end, nor CastLike anywhere: onnxruntime leaves both behind.
 - bfloat16 products are float32 products between a cast down and a cast up: the product of two bfloat16 values is exact
   in float32, so it rounds to the same bfloat16, and a bfloat16 Mul has no kernel in onnxruntime.

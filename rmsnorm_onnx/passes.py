@@ -248,7 +248,8 @@ class _Rewriter:
         raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
-        mixed = match.form == "onnx" and match.gain_type not in (None, match.x_type)  # no runtime takes it as it is
+        # No runtime takes these as they are.
+        mixed = match.stranded or (match.form == "onnx" and match.gain_type not in (None, match.x_type))
         gone = match.form == "onnx" and opset < _NATIVE_SINCE  # the model is on its way to an older opset
         if gone and (form is None or FORMS[form].refusal(raised, opset) is not None):
             form, why = "function", f"RMSNormalization exists from opset {_NATIVE_SINCE} on"

@@ -19,6 +19,11 @@ from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import Refusal
 from rmsnorm_onnx.view import Ref, View, onnx_op
 
+_STRANDED = (
+    "the file declares {} for what the function's body gives in float32, which runtimes refuse: a tool converted the "
+    "file around the body; a rewrite gives the node a body for it, with the statistic in float32, rounded once"
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
@@ -220,9 +225,13 @@ class Placer:
         node = output.producer()
         assert node is not None
         notes = (*found.notes, *(("the gain is the node's tensor attribute",) if stored else ()))
+        form = "primitive" if not own else "plugin" if "plugin_namespace" in node.attributes else "function"
+        stranded = form == "function" and _is_stranded(found, output)
+        if stranded:
+            notes = (*notes, _STRANDED.format(found.x_type))
         return Match(
-            spec=found.spec,
-            form="primitive" if not own else "plugin" if "plugin_namespace" in node.attributes else "function",
+            spec=found.spec.replace(result_type="x") if stranded else found.spec,
+            form=form,
             node=node,
             x=x,
             gain=gain,
@@ -234,6 +243,7 @@ class Placer:
             scope=self._view.scope(node),
             rounding_changes=found.changes,
             notes=notes,
+            stranded=stranded,
         )
 
     def _lift(self, ref: Ref, depth: int) -> ir.Value | None:
@@ -270,6 +280,16 @@ class Placer:
             return None
         rank = None if match.x.shape is None else len(match.x.shape)
         return disagreement(match.node, match.spec, rank)
+
+
+def _is_stranded(found: Found, output: ir.Value) -> bool:
+    """Whether the file declares a half type, x's own, for what the body of a function of ours gives in float32.
+
+    Tools that convert a file to float16 convert the graph and leave functions alone.
+    """
+    declared = dtypes.float_name(output.dtype)
+    given = found.spec.resolve(found.x_type).result_type
+    return declared in ("float16", "bfloat16") and declared == found.x_type and given == "float32"
 
 
 def _widened_from(value: ir.Value) -> ir.Value | None:

@@ -61,6 +61,8 @@ class Match:
         notes: What a reader should know, each one sentence: a half statistic, no epsilon, reordered float32 steps.
         wide_gain: Whether the gain also varies along axes that are not normalised; only its native form holds it.
         residual: The value added to x first, for a native form that contains the addition.
+        stranded: Whether the node stands among values of a half type while its function's body gives float32: the file
+            was converted around the body, and no runtime takes it. A rewrite mends it.
     """
 
     spec: RMSNormSpec
@@ -78,6 +80,7 @@ class Match:
     notes: tuple[str, ...] = ()
     residual: ir.Value | None = None
     wide_gain: bool = False
+    stranded: bool = False
 
     @property
     def name(self) -> str:

@@ -196,7 +196,7 @@ def test_the_python_runs(tmp_path: Path) -> None:
 
 def test_the_commands_run(tmp_path: Path) -> None:
     """The README's commands on model.onnx run in order and exit with 0."""
-    (tmp_path / "net.py").write_text(blocks("python")[-1])
+    (tmp_path / "net.py").write_text(next(block for block in blocks("python") if "def make" in block))
     onnx.save(onnx.parser.parse_model(norm()), tmp_path / "model.onnx")
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("rmsnorm-onnx")]
     assert {line.split()[1] for line in commands} == {"inspect", "fuse", "verify", "export", "doctor"}

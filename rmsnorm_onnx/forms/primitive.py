@@ -1,4 +1,8 @@
-"""Plain operators: the function's body, written in place. For consumers that know no other form."""
+"""Plain operators: the function's body, written in place. For consumers that know no other form.
+
+A file that is converted to float16 afterwards is refused by runtimes, since epsilon stays float32 (from opset 12 on):
+otherwise it would square in half. Convert another form, then expand it.
+"""
 
 from __future__ import annotations
 
