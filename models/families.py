@@ -257,11 +257,15 @@ class GainFirstNorm(Norm):
 class PaperNorm(Norm):
     """Zhang and Sennrich's own code: epsilon (1e-8) outside the root, and with `p` the norm of the leading int(d * p).
 
-    The mean is a norm times count ** -0.5; everything is in x's type.
+    The root mean square is an L2 norm times count ** -0.5; everything is in x's type. The authors' code splits x, which
+    torch.onnx writes as a sequence of tensors; `split=False` takes a slice instead.
     """
 
-    def __init__(self, d: int, p: float | None = None, eps: float = 1e-8, bias: bool = False) -> None:
+    def __init__(
+        self, d: int, p: float | None = None, eps: float = 1e-8, bias: bool = False, split: bool = True
+    ) -> None:
         super().__init__(d, eps=eps, bias=bias)
+        self.split = split
         self.count = d if p is None else leading_count(d, p)
 
     def spec(self, x_type: str) -> RMSNormSpec:
@@ -269,7 +273,9 @@ class PaperNorm(Norm):
         return self._half(x_type, epsilon_placement="outside", leading=leading)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        part = x if self.count == x.shape[-1] else torch.split(x, [self.count, x.shape[-1] - self.count], dim=-1)[0]
+        part = x if self.count == x.shape[-1] else x[..., : self.count]
+        if self.split and self.count < x.shape[-1]:
+            part, _ = torch.split(x, [self.count, x.shape[-1] - self.count], dim=-1)
         rms = part.norm(2, dim=-1, keepdim=True) * self.count ** (-1.0 / 2)
         y = self.weight * (x / (rms + self.eps))
         return y if self.bias is None else y + self.bias

@@ -90,7 +90,7 @@ class GroupGainNorm(nn.Module):
 class HeadNorms(nn.Module):
     """A norm of each head's queries and of its keys, before they are transposed: Qwen 3, Gemma 3, OLMoE's relatives.
 
-    x: [B, S, heads * d]; the result is [B, heads, S, S].
+    q and k: [B, S, heads * d]; both results are [B, heads, S, d].
     """
 
     def __init__(self, d: int, heads: int) -> None:
@@ -100,8 +100,8 @@ class HeadNorms(nn.Module):
         self.k_norm: Norm = LlamaNorm(d)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (*q.shape[:-1], self.heads, -1)
-        return self.q_norm(q.view(shape)).transpose(1, 2), self.k_norm(k.view(shape)).transpose(1, 2)
+        q, k = (x.view(*x.shape[:-1], self.heads, -1) for x in (q, k))
+        return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
 
 
 class ModulatedNorm(nn.Module):

@@ -194,7 +194,10 @@ NORMS: Mapping[str, Variant] = MappingProxyType(
         "gain first": Variant("Gradium", lambda d: _families().GainFirstNorm(d, eps=1e-5), unsaid=True),
         "zhang2019": Variant("the paper's own code", lambda d: _families().PaperNorm(d)),
         "zhang2019, bias": Variant("the same with its offset", lambda d: _families().PaperNorm(d, bias=True)),
-        "prmsnorm": Variant("the paper's pRMSNorm", lambda d: _families().PaperNorm(d, p=0.3), unsaid=True),
+        "prmsnorm": Variant("the paper's pRMSNorm", lambda d: _families().PaperNorm(d, p=0.25)),
+        "prmsnorm, slice": Variant(
+            "pRMSNorm of a slice of any size", lambda d: _families().PaperNorm(d, p=0.3, split=False), unsaid=True
+        ),
         "normalize": Variant("x-transformers", lambda d: _scaled().ScaledNorm(d), unsaid=True),
         "normalize, 1 + g": Variant(
             "x-transformers, unit offset", lambda d: _scaled().ScaledNorm(d, offset=True), unsaid=True

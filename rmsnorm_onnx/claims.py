@@ -156,7 +156,7 @@ class Claims:
                 return None, rounded or None
             scalar = self._scalar_gain(product, coefficient)
             if scalar is not None:
-                return scalar, None
+                return scalar
         if len(opaques) > 1 or any(e != 1 for e in opaques.values()):
             return Refusal(DeclineCode.NUMERATOR, f"{node_name(node)} multiplies the norm by more than a gain", node)
         rounded = self._explains(product, scale)
@@ -201,12 +201,17 @@ class Claims:
                 )
         return None
 
-    def _scalar_gain(self, product: Product, coefficient: float) -> Gain | None:
-        """A scalar constant that leaves 1 when it is taken out is a gain."""
+    def _scalar_gain(self, product: Product, coefficient: float) -> tuple[Gain, str | None] | None:
+        """A scalar constant that leaves 1 when it is taken out is a gain; with what parts the rest from 1."""
         for constant, exponent in product.constants:
-            if exponent == 1 and proves_coefficient(coefficient / constant.value, product.precision):
+            if exponent != 1:
+                continue
+            left = coefficient / constant.value
+            others = tuple((c, e) for c, e in product.constants if c is not constant)
+            rounded = None if proves_coefficient(left, product.precision) else self._half_constant(left, others)
+            if rounded is not None or proves_coefficient(left, product.precision):
                 bare = self.widened(constant.ref)
-                return Gain(bare, 0.0, self._shapes.float_type(bare), constant.ref)
+                return Gain(bare, 0.0, self._shapes.float_type(bare), constant.ref), rounded
         return None
 
     def _proves_gain(self, factor: Ref, node: ir.Node) -> Refusal | None:

@@ -17,7 +17,7 @@ from rmsnorm_onnx.view import Ref, View
 
 _EXTERNAL_LIMIT = 4096  # elements of an external tensor that may be read; a gain or a weight matrix is not read
 _FOLD_DEPTH = 8
-UNKNOWN_DIM = -(10**9)  # stands for a dimension known only at run time in a folded shape vector
+_UNKNOWN_DIM = -(10**9)  # stands in a folded shape vector for an unknown dimension; numbers below it for symbols
 
 
 class Scalar(NamedTuple):
@@ -44,6 +44,9 @@ _SAME = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand")
 _FOLDED = frozenset({*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice"})
 
 
+_MOVES = frozenset({*_SAME, "Gather", "Concat", "Slice"})
+
+
 class Constants:
     """Reads and folds small constants of a view."""
 
@@ -58,6 +61,7 @@ class Constants:
         self._dtype_of = dtype_of
         self._memo: dict[Ref, np.ndarray[Any, Any] | None] = {}
         self._depth = 0
+        self._symbols: list[str] = []  # the dimensions that marks below _UNKNOWN_DIM stand for
 
     def overridable(self, ref: Ref) -> bool:
         """Whether a caller may replace the value at run time: an initializer that is also a graph input."""
@@ -84,7 +88,7 @@ class Constants:
             return None
         array = self._filled(ref)
         array = self._array(ref) if array is None else array
-        if array is None or array.size == 0:
+        if array is None or array.size == 0 or bool(np.any(self._marks(array))):
             return None
         first = array.reshape(-1)[:1]
         if array.size > 1 and not bool(np.all(array == first)):
@@ -111,12 +115,37 @@ class Constants:
 
     def integers(self, ref: Ref | None) -> tuple[int, ...] | None:
         """A constant integer vector (axes, a shape), or None."""
-        if ref is None:
+        dims = self.dims(ref)
+        if dims is None:
             return None
-        array = self._array(ref)
+        numbers = tuple(d for d in dims if isinstance(d, int))
+        return numbers if len(numbers) == len(dims) else None
+
+    def dims(self, ref: Ref | None) -> tuple[int | str | None, ...] | None:
+        """An integer vector of which some elements may be dimensions of shapes: symbols, or None where unknown."""
+        array = None if ref is None else self._array(ref)
         if array is None or array.dtype.kind not in "iu":
             return None
-        return tuple(int(v) for v in array.reshape(-1))
+        flat = array.reshape(-1)
+        return tuple(
+            self._dimension(int(v)) if mark else int(v) for v, mark in zip(flat, self._marks(flat), strict=True)
+        )
+
+    def _marks(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which elements stand for a dimension known only at run time."""
+        if array.dtype.kind != "i":
+            return np.zeros(array.shape, np.bool_)
+        return (array <= _UNKNOWN_DIM) & (array >= _UNKNOWN_DIM - len(self._symbols))
+
+    def _mark(self, dim: int | str | None) -> int:
+        if dim is None or isinstance(dim, int):
+            return _UNKNOWN_DIM if dim is None else dim
+        if dim not in self._symbols:
+            self._symbols.append(dim)
+        return _UNKNOWN_DIM - 1 - self._symbols.index(dim)
+
+    def _dimension(self, mark: int) -> str | None:
+        return None if mark == _UNKNOWN_DIM else self._symbols[_UNKNOWN_DIM - 1 - mark]
 
     def _array(self, ref: Ref) -> np.ndarray[Any, Any] | None:
         if ref in self._memo:
@@ -153,6 +182,9 @@ class Constants:
         if not inputs or inputs[0] is None:
             return None
         kind, first = node.op_type, inputs[0]
+        marked = any(i is not None and bool(np.any(self._marks(i))) for i in inputs)
+        if marked and kind not in _MOVES and not (kind == "Cast" and _is_wide(_cast_target(self._view, node, ref))):
+            return None  # a dimension known only at run time is no number to compute with
         with np.errstate(all="ignore"):
             if kind in _UNARY and first.dtype.kind != "i":
                 return np.asarray(_UNARY[kind](first)).astype(first.dtype)
@@ -190,8 +222,8 @@ class Constants:
         shape = None if source is None else self._shape_of(source)
         if shape is None or node.attributes.get("start") or node.attributes.get("end"):
             return None
-        # An unknown dimension is kept as a mark, so that a Gather of a known one beside it still folds.
-        return np.array([d if isinstance(d, int) else UNKNOWN_DIM for d in shape], dtype=np.int64)
+        # What is known at run time only is kept as a mark, so that what is put together from it still folds.
+        return np.array([self._mark(d) for d in shape], dtype=np.int64)
 
 
 def _read(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any] | None:
@@ -217,13 +249,19 @@ def _cast_target(view: View, node: ir.Node, ref: Ref) -> ir.DataType | None:
     return None if attr is None else ir.DataType(attr.as_int())
 
 
+def _is_wide(dtype: ir.DataType | None) -> bool:
+    """Whether a type holds every dimension and every mark that stands for one."""
+    return dtype in (ir.DataType.INT64, ir.DataType.INT32)
+
+
 def _binary(kind: str, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     if first.size * second.size > _EXTERNAL_LIMIT:
         return None
-    if first.dtype.kind in "iu" and kind in ("Div", "Pow"):
+    if first.dtype.kind in "iu" and kind == "Div":  # ONNX truncates, as // does where nothing is negative
+        whole = second.dtype.kind in "iu" and bool(np.all(first >= 0)) and bool(np.all(second > 0))
+        return np.asarray(first // second).astype(first.dtype) if whole else None
+    if first.dtype.kind in "iu" and kind == "Pow":
         return None
-    if any(a.dtype.kind == "i" and bool(np.any(a == UNKNOWN_DIM)) for a in (first, second)):
-        return None  # an unknown dimension
     result = _BINARY[kind](first, second.astype(first.dtype) if kind == "Pow" else second)
     return np.asarray(result).astype(first.dtype)
 
@@ -236,8 +274,7 @@ def _gather_like(
     if first is None or first.dtype.kind not in "iu":
         return None
     if node.op_type == "Gather" and len(inputs) > 1 and inputs[1] is not None and first.ndim == 1:
-        taken = first[np.clip(inputs[1], -first.size, first.size - 1)] if first.size else None
-        return None if taken is None or bool(np.any(taken == UNKNOWN_DIM)) else np.asarray(taken)
+        return np.asarray(first[np.clip(inputs[1], -first.size, first.size - 1)]) if first.size else None
     if node.op_type == "Concat" and all(i is not None and i.ndim == 1 for i in inputs):
         return np.concatenate([i for i in inputs if i is not None])
     if node.op_type == "Slice" and first.ndim == 1 and len(inputs) in (3, 4) and all(i is not None for i in inputs):

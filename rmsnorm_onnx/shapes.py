@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.constants import UNKNOWN_DIM, Constants
+from rmsnorm_onnx.constants import Constants
 from rmsnorm_onnx.inference import NATIVE_NORMS, Dim, Dims, Info, declared, infer
 from rmsnorm_onnx.view import Ref, View
 
@@ -200,12 +200,11 @@ class Shapes:
                 whole = self._shape_source(inputs[1])
                 if whole is not None:
                     return broadcast([first, self.shape(whole)])
-            target = self.constants.integers(inputs[1])
+            target = self.constants.dims(inputs[1])
             if target is None:
                 return None
             if kind == "Expand":
-                dims = tuple(None if d == UNKNOWN_DIM else d for d in target)
-                return broadcast([first, dims]) if first is not None else None
+                return broadcast([first, target]) if first is not None else None
             allow_zero = self._view.attribute(node, ref.calls, "allowzero")
             return _reshaped(first, target, bool(allow_zero and allow_zero.as_int()))
         return None
@@ -335,13 +334,13 @@ def _squeezed(shape: Dims, axes: tuple[int, ...]) -> Dims | None:
     return tuple(d for i, d in enumerate(shape) if i not in wrapped)
 
 
-def _reshaped(first: Dims | None, target: tuple[int, ...], allow_zero: bool) -> Dims:
+def _reshaped(first: Dims | None, target: Dims, allow_zero: bool) -> Dims:
     dims: list[Dim] = []
     for i, d in enumerate(target):
         if d == 0 and not allow_zero:
             dims.append(first[i] if first is not None and i < len(first) else None)
         else:
-            dims.append(None if d == UNKNOWN_DIM else d)
+            dims.append(d)
     if dims.count(-1) == 1:
         dims[dims.index(-1)] = _remainder(first, [d for d in dims if d != -1])
     return tuple(dims)

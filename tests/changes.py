@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from kit import NUMPY, ONNX, tensor
 from onnx import TensorProto, helper, numpy_helper
+from shape_changes import dimension_changed
 
 if TYPE_CHECKING:
     from damage import Site
@@ -281,6 +282,7 @@ CHANGES: Mapping[str, Callable[[Site], bool]] = {
         operator_removed,
         permutation_changed,
         cast_changed,
+        dimension_changed,
     )
 }
 

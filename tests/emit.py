@@ -191,12 +191,28 @@ class Norm:
         if self.input_shape == self.shape:
             return x
         b, s, d = x.shape[0], x.shape[1], int(self.shape[-1])
-        first = 0 if isinstance(b, str) or self.choose(True, False) else b
-        second = -1 if isinstance(s, str) and self.choose(True, False) else 0
-        x = g.op("Reshape", x, g.ints(first, second, self.heads, d), shape=(b, s, self.heads, d))
+        if self.plan["target"] == "computed":
+            target = self._computed_target(g, x, *self.choose((self.heads, -1), (-1, d), (self.heads, d)))
+        else:
+            first = 0 if isinstance(b, str) or self.choose(True, False) else b
+            second = -1 if isinstance(s, str) and self.choose(True, False) else 0
+            target = g.ints(first, second, self.heads, d)
+        x = g.op("Reshape", x, target, shape=(b, s, self.heads, d))
         if layout == "transpose, then per head":
             x = g.op("Transpose", x, shape=self.shape, perm=[0, 2, 1, 3])
         return x
+
+    def _computed_target(self, g: Graph, x: V, *inner: int) -> V:
+        """The first two dimensions of x, taken from its shape, before given ones: what `x.view(b, s, ...)` becomes."""
+        outer = []
+        for axis in (0, 1):
+            shape = g.op("Shape", x, shape=(x.rank,), dtype="int64")
+            size = g.op("Gather", shape, g.constant(axis, "int64", how=self._how()), shape=(), axis=0)
+            if g.opset < 13:
+                outer.append(g.op("Unsqueeze", size, shape=(1,), axes=[0]))
+            else:
+                outer.append(g.op("Unsqueeze", size, g.ints(0, how=self._how()), shape=(1,)))
+        return g.op("Concat", *outer, *(g.ints(n, how=self._how()) for n in inner), shape=(4,), axis=0)
 
     def _out_of_layout(self, g: Graph, y: V) -> V:
         if self.plan["layout"] == "per head, then transpose":

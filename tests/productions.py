@@ -30,6 +30,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "grouped",
     ),
     "batch": ("static", "dynamic"),
+    "target": ("constant", "computed", "-"),  # of the Reshape into heads or groups: from the shape of x, or given
     "x": ("input", "sum", "product"),
     "leading": ("whole", "slice", "split"),
     "casts": (
@@ -139,6 +140,9 @@ CONSTRAINTS: tuple[Callable[..., bool], ...] = (
     lambda gain_form, dtype: gain_form != "cast" or dtype != "float64",
     lambda gain_shape, layout: gain_shape != "leading ones" or layout not in ("rank 1", "three axes"),
     lambda gain_order, root, expand: gain_order != "into the factor" or expand == "none",
+    lambda target, layout: (
+        (target != "-") == (layout in ("per head, then transpose", "transpose, then per head", "grouped"))
+    ),
     # No-ops need something to stand on.
     lambda no_op, no_op_at: (no_op == "none") == (no_op_at == "-"),
     lambda no_op_at, square: no_op_at != "square" or not square.startswith("Reduce"),
