@@ -205,8 +205,7 @@ class Claims:
         """A scalar constant that leaves 1 when it is taken out is a gain."""
         for constant, exponent in product.constants:
             if exponent == 1 and proves_coefficient(coefficient / constant.value, product.precision):
-                bare = self.widened(constant.ref)
-                return Gain(bare, 0.0, self._shapes.float_type(bare), constant.ref)
+                return self.read_gain(constant.ref)
         return None
 
     def _proves_gain(self, factor: Ref, node: ir.Node) -> Refusal | None:
