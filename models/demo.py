@@ -28,6 +28,9 @@ from rmsnorm_onnx.report import dumps
 if TYPE_CHECKING:
     from rich.console import Console
 
+MODELS = ("llama", "qwen3", "gemma3", "mlp", "t5-encoder")
+"""The tiny models that are shown."""
+
 OPSETS = (18, 23)
 """The oldest that torch.onnx writes, and the first with RMSNormalization."""
 
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m rmsnorm_onnx.models.demo", description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("build/demo"), help="folder (default: %(default)s)")
-    parser.add_argument("--model", choices=tiny.NAMES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one; may be repeated")
     parser.add_argument("--dtype", choices=tiny.DTYPES, action="append", help="only this one; may be repeated")
     parser.add_argument("--opset", type=int, action="append", help=f"default: {' and '.join(map(str, OPSETS))}")
     parser.add_argument("--no-real-file", action="store_true", help="leave the trained file out")
@@ -62,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
-    cases = itertools.product(options.model or tiny.NAMES, options.dtype or tiny.DTYPES, options.opset or OPSETS)
+    cases = itertools.product(options.model or MODELS, options.dtype or tiny.DTYPES, options.opset or OPSETS)
     rows = list(_tiny_rows(list(cases), folder))
     absent = "left out, as asked" if options.no_real_file else ""
     if not absent:

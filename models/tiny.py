@@ -7,13 +7,15 @@ that is lost or misplaced shows.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rmsnorm_onnx.errors import MissingDependencyError, UsageError
-from rmsnorm_onnx.models.inventory import Norm, norms
+from rmsnorm_onnx.models import plain, texts, vision
+from rmsnorm_onnx.models.design import Design, Inputs
+from rmsnorm_onnx.models.inventory import Norm, layer_norms, norms, parameters
+from rmsnorm_onnx.site import selected
 
 if TYPE_CHECKING:
     import torch
@@ -21,42 +23,41 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float16", "bfloat16")
 """The types that the models come in."""
 
-_VOCABULARY = 99
-_HIDDEN = 64
-_TRANSFORMER: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_size": _HIDDEN,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": _VOCABULARY,
-        "max_position_embeddings": 64,
-    }
-)
+_DESIGNS: Mapping[str, Design] = MappingProxyType({**texts.DESIGNS, **plain.DESIGNS, **vision.DESIGNS})
+
+NAMES = tuple(_DESIGNS)
+"""The tiny models."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TinyModel:
     """A model, ready to be exported.
 
     Attributes:
         name: As in `NAMES`.
         dtype: The type of its weights.
-        module: The model, in inference mode; its forward takes and gives one tensor.
-        args: Example inputs: token ids [2, 7], or values [2, 7, 64] for "mlp". Batch and sequence may be of any size.
-        norms: Every norm that it holds.
+        source: Where its architecture is from.
+        module: The model, in inference mode; its forward takes and gives tensors.
+        args: Example inputs, batch 2 and length 7: token ids [2, 7], values [2, 7, 64], images or video.
+        dynamic_shapes: What `export` takes for them; None is its default, batch and sequence.
+        norms: Every RMSNorm that it holds.
+        layer_norms: The names of its norms that subtract the mean, and so must be left alone.
+        trouble: What an export of it has to know: a setting that the plain route needs, or a size that is fixed.
     """
 
     name: str
     dtype: str
+    source: str
     module: torch.nn.Module
     args: tuple[torch.Tensor, ...]
+    dynamic_shapes: Any
     norms: tuple[Norm, ...]
+    layer_norms: tuple[str, ...] = ()
+    trouble: str = ""
 
     def inputs(self, batch: int, sequence: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Other inputs of the same kind."""
-        return _inputs(self.name, self.dtype, batch, sequence, seed)
+        """Other inputs of the same kind; a model of images has no use for the length."""
+        return _inputs(_DESIGNS[self.name], self.dtype, batch, sequence, seed)
 
 
 def build(name: str, dtype: str = "float32", seed: int = 0) -> TinyModel:
@@ -69,114 +70,66 @@ def build(name: str, dtype: str = "float32", seed: int = 0) -> TinyModel:
 
     Raises:
         UsageError: no such model, or no such type.
-        MissingDependencyError: torch or transformers is not installed.
+        MissingDependencyError: torch, or the package that the model is from, is not installed.
 
     >>> model = build("mlp")
     >>> len(model.norms), model.module(*model.args).shape
     (3, torch.Size([2, 7, 64]))
     """
-    if name not in _BUILDERS or dtype not in DTYPES:
+    if name not in _DESIGNS or dtype not in DTYPES:
         raise UsageError(f"no tiny model {name!r} in {dtype!r}; there are {', '.join(NAMES)} in {', '.join(DTYPES)}")
     try:
         import torch
     except ImportError as error:
         raise MissingDependencyError("torch", "building a tiny model", "rmsnorm_onnx[torch]") from error
 
+    design = _DESIGNS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _BUILDERS[name]()
+        module = design.make()
         _randomize_gains(module)
     module = module.to(getattr(torch, dtype)).eval()
-    args = _inputs(name, dtype, batch=2, sequence=7, seed=seed)
-    return TinyModel(name=name, dtype=dtype, module=module, args=args, norms=tuple(norms(module)))
-
-
-def _inputs(name: str, dtype: str, batch: int, sequence: int, seed: int) -> tuple[torch.Tensor, ...]:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    if name == "mlp":
-        return (torch.randn(batch, sequence, _HIDDEN, generator=generator).to(getattr(torch, dtype)),)
-    return (torch.randint(0, _VOCABULARY, (batch, sequence), generator=generator),)
-
-
-def _randomize_gains(module: torch.nn.Module) -> None:
-    """Spread every gain around what it is initialised to: 1, or 0 where 1 is added to it."""
-    import torch
-
-    for norm in norms(module):
-        if norm.spec.has_gain:
-            weight = module.get_submodule(norm.name).weight
-            assert isinstance(weight, torch.Tensor)
-            with torch.no_grad():
-                weight.add_(0.3 * torch.randn(weight.shape))
-
-
-def _encoder(model: Any, **options: Any) -> torch.nn.Module:
-    """A transformers model as a function from token ids to its last hidden state."""
-    import torch
-
-    class Encoder(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, ids: torch.Tensor) -> Any:
-            return self.model(input_ids=ids, **options)[0]
-
-    return Encoder()
-
-
-def _transformers() -> Any:
-    # Nothing is fetched here, and transformers need not ask whether it could be.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "building this model", "rmsnorm_onnx[transformers]") from error
-    return transformers
-
-
-def _llama() -> torch.nn.Module:
-    tf = _transformers()
-    return _encoder(tf.LlamaModel(tf.LlamaConfig(**_TRANSFORMER)), use_cache=False)
-
-
-def _qwen3() -> torch.nn.Module:
-    """Qwen 3 normalises each head's queries and keys."""
-    tf = _transformers()
-    return _encoder(tf.Qwen3Model(tf.Qwen3Config(head_dim=16, **_TRANSFORMER)), use_cache=False)
-
-
-def _gemma3() -> torch.nn.Module:
-    """Gemma 3 has six norms a layer, adds 1 to each gain, and rounds once."""
-    tf = _transformers()
-    return _encoder(tf.Gemma3TextModel(tf.Gemma3TextConfig(head_dim=16, **_TRANSFORMER)), use_cache=False)
-
-
-def _t5_encoder() -> torch.nn.Module:
-    tf = _transformers()
-    config = tf.T5Config(d_model=_HIDDEN, d_ff=128, num_layers=2, num_heads=4, d_kv=16, vocab_size=_VOCABULARY)
-    return _encoder(tf.T5EncoderModel(config))
-
-
-def _mlp() -> torch.nn.Module:
-    """torch.nn.RMSNorm in three variants: an epsilon, torch's default epsilon, and no gain."""
-    from torch import nn
-
-    return nn.Sequential(
-        nn.RMSNorm(_HIDDEN, eps=1e-6),
-        nn.Linear(_HIDDEN, 128),
-        nn.RMSNorm(128),
-        nn.GELU(),
-        nn.Linear(128, _HIDDEN),
-        nn.RMSNorm(_HIDDEN, eps=1e-5, elementwise_affine=False),
+    return TinyModel(
+        name=name,
+        dtype=dtype,
+        source=design.source,
+        module=module,
+        args=_inputs(design, dtype, batch=2, sequence=7, seed=seed),
+        dynamic_shapes=_dynamic_shapes(design),
+        norms=_norms(design, module),
+        layer_norms=tuple(layer_norms(module)),
+        trouble=design.trouble,
     )
 
 
-_BUILDERS: Mapping[str, Callable[[], torch.nn.Module]] = MappingProxyType(
-    {"llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "mlp": _mlp, "t5-encoder": _t5_encoder}
-)
+def _norms(design: Design, module: torch.nn.Module) -> tuple[Norm, ...]:
+    names = [name for name, _ in module.named_modules()]
+    wide = {name: "float32" for name in names if selected(name, None, design.wide, ()) and design.wide}
+    found = norms(module, x_types=wide)
+    return tuple(dataclasses.replace(norm, sites=design.sites.get(norm.name, 1)) for norm in found)
 
-NAMES = tuple(_BUILDERS)
-"""The tiny models."""
+
+def _inputs(design: Design, dtype: str, batch: int, sequence: int, seed: int) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return design.inputs(Inputs(batch=batch, sequence=sequence, generator=generator, dtype=getattr(torch, dtype)))
+
+
+def _dynamic_shapes(design: Design) -> Any:
+    if design.dynamic is None:
+        return None
+    import torch
+
+    return tuple(dict.fromkeys(dims, torch.export.Dim.AUTO) for dims in design.dynamic)
+
+
+def _randomize_gains(module: torch.nn.Module) -> None:
+    """Spread every gain around what it is initialised to: 1, or 0 where 1 is added to it; and every bias around 0."""
+    import torch
+
+    for norm in norms(module):
+        for parameter in parameters(module, norm):
+            if parameter is not None:
+                with torch.no_grad():
+                    parameter.add_(0.3 * torch.randn(parameter.shape))

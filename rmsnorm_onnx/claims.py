@@ -210,8 +210,7 @@ class Claims:
             others = tuple((c, e) for c, e in product.constants if c is not constant)
             rounded = None if proves_coefficient(left, product.precision) else self._half_constant(left, others)
             if rounded is not None or proves_coefficient(left, product.precision):
-                bare = self.widened(constant.ref)
-                return Gain(bare, 0.0, self._shapes.float_type(bare), constant.ref), rounded
+                return self.read_gain(constant.ref), rounded
         return None
 
     def _proves_gain(self, factor: Ref, node: ir.Node) -> Refusal | None:

@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from standin import build
 from torch import nn
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.inputs import RowKinds
-from rmsnorm_onnx.models import tiny
-from rmsnorm_onnx.models.inventory import Norm, norms
+from rmsnorm_onnx.models import demo, tiny
+from rmsnorm_onnx.models.inventory import Norm, norms, parameters, run, unknown
 from rmsnorm_onnx.models.measure import Row, differences, measure_tiny
 from rmsnorm_onnx.oracle import error_bound, reference
 
 OUTPUT_LIMIT = {"float32": 1e-5, "float16": 2e-2}
+PLAIN = ("llama", "gemma3", "mamba2", "mlp", "x-transformers")
+"""One model for each kind of reading: twice rounded, once rounded, behind a gate, torch's own, F.normalize."""
 
 
-def outputs(module: nn.Module, norm: Norm) -> list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """(x, what the module makes of it, gain) for rows of every kind, in the norm's type."""
-    kind, torch_type = dtypes.numpy_dtype(norm.x_type), getattr(torch, norm.x_type)
-    gain = module.weight.detach().float().numpy().astype(kind) if norm.spec.has_gain else None
+def plain_part(names: tuple[str, ...]) -> list[object]:
+    """The models as parameters, all but those in `PLAIN` left to the full matrices."""
+    return [name if name in PLAIN else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor in its own type, bfloat16 too."""
+    return tensor.detach().float().numpy().astype(dtypes.numpy_dtype(str(tensor.dtype).removeprefix("torch.")))
+
+
+def outputs(module: nn.Module, norm: Norm) -> list[tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
+    """(x, what the norm makes of it, gain, bias) for rows of every kind, in the type that its module gets."""
+    torch_type = getattr(torch, norm.module_type)
+    gain, bias = (None if p is None else as_numpy(p) for p in parameters(module, norm))
     found = []
-    for x in RowKinds(norm.spec, norm.x_type, (4, 16, *norm.shape)).batches(np.random.default_rng(0)):
+    for x in RowKinds(norm.spec, norm.module_type, norm.x_shape(4, 16)).batches(np.random.default_rng(0)):
         with torch.no_grad():
-            y = module(torch.from_numpy(x.astype(np.float32)).to(torch_type))
-        found.append((x, y.float().numpy().astype(kind), gain))
+            y = run(module, norm, torch.from_numpy(x.astype(np.float32)).to(torch_type))
+        found.append((x, as_numpy(y), gain, bias))
     return found
 
 
-@pytest.mark.parametrize("dtype", tiny.DTYPES)
-@pytest.mark.parametrize("name", tiny.NAMES)
+def hold(module: nn.Module, norm: Norm) -> None:
+    """A norm is within its spec's bound of float64, and rounds where the spec says, not elsewhere."""
+    spec = norm.spec
+    if not dtypes.holds(norm.module_type, spec.resolve(norm.module_type).result_type):
+        spec = spec.replace(result_type="x")  # its module rounds what it gives after a gate
+    bare = spec.replace(has_gain=False, gain_offset=0.0, has_bias=False)
+    smallest = float(dtypes.finfo(norm.module_type).smallest_normal) * norm.late_factor
+    same = total = 0
+    for x, y, gain, bias in outputs(module, norm):
+        exact, bound = reference(spec, x, gain, bias), error_bound(spec, x, gain, bias)
+        # Before a late factor a module rounds to the subnormal spacing, where its spec has a normal number.
+        other = np.isinf(bound) | ((norm.late_factor != 1.0) & (np.abs(reference(bare, x)) < smallest))
+        assert np.all((np.abs(y.astype(np.float64) - exact) <= bound) | other), norm
+        same += int((y == reference(spec, x, gain, bias, rounded=True)).sum())
+        total += y.size
+    # PyTorch sums the squares of a half statistic in float32, which is nearer than the spec's rounding points.
+    if norm.module_type != "float32" and dtypes.holds(spec.resolve(norm.module_type).statistic_type, "float32"):
+        assert same > 0.995 * total, norm
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", *(pytest.param(t, marks=pytest.mark.full) for t in ("float32", "bfloat16"))]
+)
+@pytest.mark.parametrize("name", plain_part(tiny.NAMES))
 def test_specs_are_what_the_modules_compute(name: str, dtype: str) -> None:
     """Each module is within its spec's bound of float64, and rounds where the spec says, not elsewhere."""
-    model = tiny.build(name, dtype)
-    for norm in {n.spec: n for n in model.norms}.values():
-        same = total = 0
-        for x, y, gain in outputs(model.module.get_submodule(norm.name), norm):
-            exact, bound = reference(norm.spec, x, gain), error_bound(norm.spec, x, gain)
-            assert np.all((np.abs(y.astype(np.float64) - exact) <= bound) | np.isinf(bound)), norm.name
-            same += int((y == reference(norm.spec, x, gain, rounded=True)).sum())
-            total += y.size
-        if dtype != "float32":
-            assert same > 0.995 * total, norm.name
+    model = build(name, dtype)
+    for norm in {(n.spec, n.shape): n for n in model.norms}.values():
+        hold(model.module, norm)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -54,22 +83,30 @@ def test_rounding_points_tell_families_apart(dtype: str) -> None:
     model = tiny.build("llama", dtype)
     norm = model.norms[0]
     once = norm.spec.replace(normalized_type="float32", gain_type="float32")
-    pairs = outputs(model.module.get_submodule(norm.name), norm)
-    assert np.mean([np.mean(y == reference(once, x, gain, rounded=True)) for x, y, gain in pairs]) < 0.9
+    triples = [found[:3] for found in outputs(model.module, norm)]
+    assert np.mean([np.mean(y == reference(once, x, gain, rounded=True)) for x, y, gain in triples]) < 0.9
 
 
-@pytest.mark.parametrize("name", tiny.NAMES)
+# Not of the GRU: its scan compiles the step, so that no hook runs in it.
+@pytest.mark.parametrize("name", plain_part(tuple(name for name in tiny.NAMES if name != "gru")))
 def test_inventory_is_every_norm_that_runs(name: str) -> None:
-    """Each norm of the inventory runs exactly once in a forward pass, on inputs of its type."""
-    model = tiny.build(name, "float16")
-    calls: list[tuple[str, str]] = []
+    """Each norm of the inventory runs as often as it says in a forward pass, on inputs of its type."""
+    model = build(name, "float16")
+    calls: collections.Counter[str] = collections.Counter()
+
+    def seen(norm: Norm, x: torch.Tensor) -> None:
+        calls[norm.name] += 1
+        assert x.dtype == getattr(torch, norm.module_type)
+
     for norm in model.norms:
         module = model.module.get_submodule(norm.name)
-        module.register_forward_pre_hook(lambda _, args, norm=norm: calls.append((norm.name, str(args[0].dtype))))
-    model.module(*model.args)
-    assert sorted(calls) == sorted((n.name, f"torch.{n.x_type}") for n in model.norms)
-    named = [m for m in model.module.modules() if "norm" in type(m).__name__.lower()]
-    assert len(named) == len(model.norms) > 0
+        module.register_forward_pre_hook(lambda _, args, norm=norm: seen(norm, args[0]))
+    with torch.no_grad():
+        model.module(*model.args)
+    assert set(calls) == {n.name for n in model.norms}
+    assert all(calls[n.name] == n.sites for n in model.norms)
+    named = {path for path, m in model.module.named_modules() if "norm" in type(m).__name__.lower()}
+    assert named - {n.name for n in model.norms} == set(model.layer_norms) and (model.norms or model.layer_norms)
 
 
 def test_unknown_norm_is_no_silence() -> None:
@@ -78,8 +115,12 @@ def test_unknown_norm_is_no_silence() -> None:
     class MyRMSNorm(nn.Module):
         pass
 
+    module = nn.Sequential(MyRMSNorm(), nn.RMSNorm(4))
     with pytest.raises(UsageError, match=r"0 is a .*MyRMSNorm; the inventory has no reader for it"):
-        norms(nn.Sequential(MyRMSNorm()))
+        norms(module)
+    assert [norm.name for norm in norms(module, strict=False)] == ["1"]
+    [(name, kind)] = unknown(module)
+    assert name == "0" and kind.endswith("MyRMSNorm")
 
 
 def test_torch_norm_readings() -> None:
@@ -112,7 +153,9 @@ def test_models_are_seeded_and_leave_the_generator_alone() -> None:
 
 def test_unknown_model_names_the_known() -> None:
     """A model or type that does not exist is an error that lists those that do."""
-    with pytest.raises(UsageError, match="there are llama, qwen3, gemma3, mlp, t5-encoder"):
+    with pytest.raises(
+        UsageError, match=r"there are llama, mistral, qwen2, .*, diffusers-block in float32, float16, bfloat16"
+    ):
         tiny.build("gpt")
 
 
@@ -139,9 +182,9 @@ def test_every_norm_of_a_model_is_found_as_it_is(name: str, dtype: str, opset: i
 @pytest.mark.full
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize("dtype", tiny.DTYPES)
-@pytest.mark.parametrize("name", tiny.NAMES)
+@pytest.mark.parametrize("name", demo.MODELS)
 def test_every_norm_of_every_model(name: str, dtype: str, opset: int, tmp_path: Path) -> None:
-    """The same for all five models in three types at both opsets."""
+    """The same for the five models of the demonstration, in three types at both opsets."""
     check(name, dtype, opset, tmp_path)
 
 
@@ -160,4 +203,6 @@ def test_differences_are_said(tmp_path: Path) -> None:
     )
     assert differences(sites[1:], model.norms) == ("0 was not found",)
     [line] = differences(sites, [first, second])
-    assert line.endswith("is no norm of the model, or the second of its module")
+    assert line.endswith("is no norm of the model, or one more of its module")
+    twice = Norm(second.name, second.kind, second.spec, second.x_type, second.shape, sites=2)
+    assert differences(sites, [first, twice, third]) == (f"{second.name} was not found",)

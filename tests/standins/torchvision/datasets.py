@@ -1,0 +1,5 @@
+"""The data sets."""
+
+from torchvision import absent as __getattr__
+
+__all__ = ["__getattr__"]

@@ -1,0 +1,5 @@
+"""Readers and writers."""
+
+from torchvision import absent as __getattr__
+
+__all__ = ["__getattr__"]

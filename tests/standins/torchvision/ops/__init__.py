@@ -1,0 +1,1 @@
+"""The operators that timm names on import."""

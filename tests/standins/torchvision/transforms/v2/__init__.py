@@ -1,0 +1,5 @@
+"""The second version of the transforms."""
+
+from torchvision import absent as __getattr__
+
+__all__ = ["__getattr__"]
