@@ -226,6 +226,23 @@ def test_no_float64_run_is_said(single: ir.Model) -> None:
     assert all(norm.torch_drift is None and norm.torch_within for norm in report.norms)
 
 
+class Flag(Residual):
+    """Gives a dictionary of a float tensor and one of truth values."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = super().forward(x)
+        return {"y": y, "positive": y > 0}
+
+
+def test_outputs_of_other_types() -> None:
+    """An output of truth values is compared with PyTorch's, and is no reason for --strict to fail."""
+    report = verify_torch(exported(Flag), seeded(Flag), example())
+    y, positive = report.outputs
+    assert (y.dtype, positive.dtype) == ("float32", "bool") and positive.torch_error is None
+    assert positive.difference is not None and positive.difference.relative == 0.0
+    assert report.ok and not report.unmeasured and not positive.unrun
+
+
 def test_the_module_is_left_as_it_was(single: ir.Model) -> None:
     """Mode, type and weights of the caller's module stay, and no hook stays on it."""
     module = seeded(Residual).train()
@@ -278,6 +295,15 @@ def test_a_plain_file_without_traces(single: ir.Model) -> None:
         node.metadata_props.clear()
     report = verify_torch(model, seeded(Residual), example())
     assert report.ok and [norm.module for norm in report.norms] == NORMS and not report.unmeasured
+
+
+def test_a_torchscript_file(tmp_path: Path) -> None:
+    """In a file of TorchScript's exporter, unfused, the node's names tell the modules."""
+    module, path = seeded(Residual), tmp_path / "script.onnx"
+    torch.onnx.export(module, example(), path, dynamo=False, opset_version=17, verbose=False)
+    report = verify_torch(path, module, example())
+    assert report.ok and [norm.module for norm in report.norms] == NORMS and not report.unmeasured
+    assert all(norm.how == "in place" and norm.gain == "equal" for norm in report.norms)
 
 
 @pytest.mark.parametrize(
