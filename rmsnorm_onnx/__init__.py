@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmsnorm_onnx.against import verify_torch
     from rmsnorm_onnx.exporters.torch import export
     from rmsnorm_onnx.find import find_rms_norms
     from rmsnorm_onnx.oracle import reference, tolerance, ulp_distance
@@ -35,6 +36,7 @@ __all__ = [
     "tolerance",
     "ulp_distance",
     "verify",
+    "verify_torch",
 ]
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ _HOMES = {
     "tolerance": "rmsnorm_onnx.oracle",
     "ulp_distance": "rmsnorm_onnx.oracle",
     "verify": "rmsnorm_onnx.parity",
+    "verify_torch": "rmsnorm_onnx.against",
 }
 
 

@@ -76,6 +76,7 @@ def verify_torch(
     Raises:
         ModelError: the model cannot be read.
         UsageError: an argument has no meaning, or the example does not fit the module or the file.
+        ExportError: the module raised on its example inputs; its words are kept.
         MissingDependencyError: torch or onnxruntime is not installed.
     """
     sessions.require("verify --against torch")

@@ -155,6 +155,8 @@ class NormComparison:
 class OutputComparison:
     """One output of the model in PyTorch's type and in the runtime, against the float64 run of the module.
 
+    Ulps are those of each side's own type. An output of another type than float is compared with PyTorch's alone.
+
     Attributes:
         name: Its name in the file.
         dtype: Its type in the file; PyTorch's where the file did not run.
@@ -177,6 +179,13 @@ class OutputComparison:
     difference: Difference | None = None
     nonfinite: int = 0
     unrun: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether both sides were measured."""
+        if self.dtype and self.dtype not in dtypes.FLOAT_TYPES:
+            return self.difference is not None
+        return self.torch_error is not None and self.runtime_error is not None
 
     @property
     def fault(self) -> str:
@@ -226,7 +235,7 @@ class TorchParityReport:
     def unmeasured(self) -> tuple[str, ...]:
         """The norms and outputs of which a side was not measured, by name."""
         norms = [n.label for n in self.norms if n.torch_within is None or n.runtime_within is None]
-        return (*norms, *(o.name for o in self.outputs if o.torch_error is None or o.runtime_error is None))
+        return (*norms, *(output.name for output in self.outputs if not output.measured))
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready data, with its version."""

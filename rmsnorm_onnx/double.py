@@ -35,8 +35,15 @@ def everything_in_double() -> Iterator[None]:
         TypeError: an operator reads the bits of a float, or changes in place a tensor that is not in double: its
             meaning would be another one.
     """
-    with _epsilon_mode(), _type_mode():
-        yield
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # or torch.full(n, 0.1) and torch.tensor(0.1) would round 0.1 to float32
+    try:
+        with _epsilon_mode(), _type_mode():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _type_mode() -> Any:

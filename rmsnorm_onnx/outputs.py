@@ -16,7 +16,8 @@ def compare_output(
     kind = "" if held is None else held.dtype.name
     if held is not None and kind not in dtypes.FLOAT_TYPES:
         apart = None if theirs is None or ours is None else difference(theirs, ours)
-        return OutputComparison(name=name, dtype=kind, difference=apart, unrun=(f"output {name} is no float tensor",))
+        why = () if apart is not None else (f"output {name} was not compared: a side is missing, or of another shape",)
+        return OutputComparison(name=name, dtype=kind, difference=apart, unrun=why)
     unrun = []
     for value, side in ((ours, "PyTorch's"), (theirs, "the runtime's"), (exact, "the float64")):
         if value is None:

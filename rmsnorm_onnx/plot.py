@@ -78,11 +78,12 @@ def draw(report: TorchParityReport, path: str | os.PathLike[str]) -> None:
 
 def _draw_errors(axes: Any, norms: Sequence[NormComparison]) -> None:
     places = range(len(norms))
-    axes.step(places, [n.tolerance for n in norms], where="mid", color="0.45", linestyle="--", label="allowed")
+    allowed = [n.tolerance if math.isfinite(n.tolerance) else math.nan for n in norms]
+    axes.step(places, allowed, where="mid", color="0.45", linestyle="--", label="allowed")
     _series(axes, [n.torch_ulp for n in norms], "PyTorch, on its x", **_TORCH)
     _series(axes, [n.runtime_ulp for n in norms], "runtime, on its x", **_RUNTIME)
     sides = [(i, u, within) for i, n in enumerate(norms) for u, within in _sides(n) if u is not None]
-    top = 10 * max([*(u for _, u, _ in sides if math.isfinite(u)), *(n.tolerance for n in norms)])
+    top = 10 * max([1.0, *(u for _, u, _ in sides if math.isfinite(u)), *(a for a in allowed if a == a)])
     beyond = [(i, min(u, top)) for i, u, within in sides if within is False]
     if beyond:
         at, size = zip(*beyond, strict=True)

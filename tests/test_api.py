@@ -10,7 +10,7 @@ import rmsnorm_onnx
 
 SURFACE = {
     *("find_rms_norms", "fuse", "Match", "Declined", "FuseRMSNorm", "RMSNormSpec"),
-    *("reference", "ulp_distance", "tolerance", "verify", "export"),
+    *("reference", "ulp_distance", "tolerance", "verify", "verify_torch", "export"),
 }
 
 
@@ -53,6 +53,7 @@ def test_fuse_signature() -> None:
         ("ulp_distance", ["value", "reference"]),
         ("tolerance", ["spec", "dtype", "size"]),
         ("verify", ["model", "original", "seed"]),
+        ("verify_torch", ["model", "module", "args"]),
         ("export", ["source", "args"]),
     ],
 )
