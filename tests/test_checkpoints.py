@@ -1,4 +1,4 @@
-"""Trained checkpoints: every gain is in the file to the last bit, tied weights once, and the model computes the same."""
+"""Trained checkpoints: every gain is in the file to the last bit, tied weights once, and the numbers are PyTorch's."""
 
 from __future__ import annotations
 
@@ -96,16 +96,16 @@ def test_shards_and_tied_weights(shards: Path, tmp_path: Path) -> None:
     check_gains(result.model, shards, "float16")
     check_model(path, type(trained_llama()).from_pretrained(shards, dtype=torch.float16), "float16")
     written = ir.load(path)
-    large = [v.name for v in written.graph.initializers.values() if tuple(v.shape) == (VOCABULARY, 64)]
-    assert large == ["model.embed_tokens.weight"]
-    assert path.stat().st_size < 1.2 * sum(2 * tensor.numel() for tensor in tensors(shards).values()) + 50_000
+    stored = {v.name: v.const_value.nbytes for v in written.graph.initializers.values() if v.const_value.size > 64}
+    assert stored == {name: 2 * tensor.numel() for name, tensor in tensors(shards).items() if tensor.numel() > 64}
+    assert "lm_head.weight" not in stored
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_type(dtype: str, opset: int, shards: Path, tmp_path: Path) -> None:
-    """Gains are the checkpoint's, or their cast, in every type; norms are within bounds, also where a model cannot run."""
+    """Gains are the checkpoint's, or their cast, in every type; norms are within bounds, also where no model runs."""
     path = tmp_path / "model.onnx"
     result = export_transformers(shards, dtype=dtype, opset=opset, output=path)
     check_gains(result.model, shards, dtype)
