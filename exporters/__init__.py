@@ -15,9 +15,11 @@ _MODULES = {
     "Kept": "rmsnorm_onnx.exporters.kept",
     "PairedNorm": "rmsnorm_onnx.exporters.pairing",
     "export": "rmsnorm_onnx.exporters.torch",
+    "export_keras": "rmsnorm_onnx.exporters.keras",
+    "export_transformers": "rmsnorm_onnx.exporters.transformers",
 }
 
-__all__ = ["ExportResult", "Kept", "PairedNorm", "export"]
+__all__ = ["ExportResult", "Kept", "PairedNorm", "export", "export_keras", "export_transformers"]
 
 
 def __getattr__(name: str) -> Any:

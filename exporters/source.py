@@ -1,4 +1,4 @@
-"""`resolve`: from text on a command line to a module and its example inputs."""
+"""`resolve`: from text on a command line to a module and its example inputs; `is_checkpoint`: what is a folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ OPTIONS = ("kwargs", "dynamic_shapes", "input_names", "output_names", "norms")
 """The keywords of `export` that a callable may give, since no flag can."""
 
 _RETURNS = "(module, args) or (module, args, options)"
+
+
+def is_checkpoint(source: str) -> bool:
+    """Whether `source` names a folder, which is then taken for a transformers checkpoint."""
+    return os.path.isdir(source)
 
 
 def resolve(source: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -36,7 +41,7 @@ def resolve(source: str) -> tuple[Any, Any, dict[str, Any]]:
     """
     place, separator, name = source.rpartition(":")
     if not separator or not place or not name:
-        raise UsageError(f"{source!r} names no callable; write module:callable or file.py:callable")
+        raise UsageError(f"{source!r} names no callable and no folder; write module:callable or file.py:callable")
     build: Any = _imported(place)
     for part in name.split("."):
         if not hasattr(build, part):

@@ -158,23 +158,27 @@ def _verify_torch(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import exporters, modelio
-    from rmsnorm_onnx.exporters.source import resolve
+    from rmsnorm_onnx.exporters.source import is_checkpoint, resolve
 
     _check_output(arguments.output)
-    with _progress(f"building {arguments.source}"):
-        source, inputs, options = resolve(arguments.source)
-    with _progress("exporting"):
-        exported = exporters.export(
-            source,
-            inputs,
-            **options,
-            opset=arguments.opset,
-            dtype=arguments.dtype,
-            fuse=not arguments.no_fuse,
-            consumer=arguments.consumer,
-            form=arguments.form,
-            route=arguments.route,
-        )
+    given = {
+        "opset": arguments.opset,
+        "dtype": arguments.dtype,
+        "fuse": not arguments.no_fuse,
+        "consumer": arguments.consumer,
+        "form": arguments.form,
+        "route": arguments.route,
+    }
+    if is_checkpoint(arguments.source):
+        with _progress(f"exporting {arguments.source}"):
+            exported = exporters.export_transformers(arguments.source, cache=arguments.cache, **given)
+    elif arguments.cache:
+        raise UsageError("--cache is for the folder of a transformers checkpoint; a module has the inputs that it has")
+    else:
+        with _progress(f"building {arguments.source}"):
+            source, inputs, options = resolve(arguments.source)
+        with _progress("exporting"):
+            exported = exporters.export(source, inputs, **options, **given)
     if exported.report is not None:
         _check_explain(exported.report, arguments)
     with _progress(f"writing {arguments.output}"):
@@ -321,11 +325,16 @@ def _parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", _export, "export a PyTorch module, each norm as one operator")
     export.add_argument(
-        "source", metavar="SOURCE", help="module:callable or file.py:callable, giving (module, args[, options])"
+        "source",
+        metavar="SOURCE",
+        help="module:callable or file.py:callable, giving (module, args[, options]), or a transformers checkpoint's folder",
     )
     export.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the model")
     export.add_argument("--opset", type=int, help="the opset to write, 13 or newer (default: 18)")
     export.add_argument("--dtype", metavar="TYPE", help="convert to float32, float16 or bfloat16 first")
+    export.add_argument(
+        "--cache", action="store_true", help="of a checkpoint: keys and values of earlier tokens as inputs and outputs"
+    )
     export.add_argument(
         "--route", metavar="ROUTE", help="dynamo or torchscript alone (default: the better one, the other if it fails)"
     )
