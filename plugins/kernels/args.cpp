@@ -28,13 +28,15 @@ bool zerosOverflow(RmsnormProblem const& p)
 //! Whether nothing is rounded between x * f and y but the normalised value, to x's type; what most models are.
 bool isPlain(RmsnormProblem const& p, Args const& a)
 {
-    bool const normalized = p.normalizedType == RMSNORM_FLOAT32 || p.normalizedType == p.xType;
-    bool const gainAsStored = p.gainType == RMSNORM_FLOAT32 || (p.gainType == p.gainStorage && !a.hasOffset);
-    bool const gainStored = p.gainStorage == RMSNORM_FLOAT32 || p.gainStorage == p.xType;
+    bool const shape = p.gain != nullptr && p.bias == nullptr;
+    bool const y = p.yType == p.xType;                                                             // GUARD(true)
+    bool const normalized = p.normalizedType == RMSNORM_FLOAT32 || p.normalizedType == p.xType;    // GUARD(true)
+    bool const stored = p.gainStorage == RMSNORM_FLOAT32 || p.gainStorage == p.xType;              // GUARD(true)
+    bool const gain = p.gainType == RMSNORM_FLOAT32 || (p.gainType == p.gainStorage && !a.hasOffset); // GUARD(true)
     // A product in y's own type is rounded by the rounding of y.
     bool const product = a.productType == RMSNORM_FLOAT32 || a.productType == p.yType;
-    return p.gain != nullptr && p.bias == nullptr && p.yType == p.xType && normalized && gainAsStored && gainStored
-        && product && !a.protectZeros;
+    bool const zeros = !a.protectZeros; // GUARD(true)
+    return shape && y && normalized && stored && gain && product && zeros;
 }
 
 int32_t log2Of(int32_t power)

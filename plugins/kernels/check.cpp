@@ -18,11 +18,10 @@ bool knowsTypes(RmsnormProblem const& p)
 
 bool hasShape(RmsnormProblem const& p)
 {
-    if (p.outer < 0 || p.d < 0 || p.inner < 0 || p.leading < 0 || p.leading > p.d)
-    {
-        return false;
-    }
-    return p.leading == 0 || p.inner <= 1;
+    bool const sizes = p.outer >= 0 && p.d >= 0 && p.inner >= 0;   // GUARD(true)
+    bool const leading = p.leading >= 0 && p.leading <= p.d;       // GUARD(true)
+    bool const alongRows = p.leading == 0 || p.inner <= 1;         // GUARD(true)
+    return sizes && leading && alongRows;
 }
 
 bool fits(RmsnormProblem const& p)
@@ -34,8 +33,10 @@ bool fits(RmsnormProblem const& p)
 
 bool hasValues(RmsnormProblem const& p)
 {
-    bool const offset = std::isfinite(p.gainOffset) && (p.gainOffset == 0.0F || p.gain != nullptr);
-    return std::isfinite(p.epsilon) && p.epsilon >= 0.0F && offset;
+    bool const epsilon = std::isfinite(p.epsilon) && p.epsilon >= 0.0F;       // GUARD(true)
+    bool const offset = std::isfinite(p.gainOffset);                          // GUARD(true)
+    bool const withGain = p.gainOffset == 0.0F || p.gain != nullptr;          // GUARD(true)
+    return epsilon && offset && withGain;
 }
 
 bool isAligned(void const* pointer, int64_t bytes)
@@ -56,41 +57,45 @@ bool overlaps(RmsnormProblem const& p)
     int64_t const yBytes = count * sizeOf(p.yType);
     // In place is safe: every element is read for the last time by the thread that writes it.
     bool const inPlace = p.x == p.y && p.xType == p.yType;
-    return (!inPlace && overlap(p.y, yBytes, p.x, count * sizeOf(p.xType)))
-        || (p.gain != nullptr && overlap(p.y, yBytes, p.gain, p.d * sizeOf(p.gainStorage)))
-        || (p.bias != nullptr && overlap(p.y, yBytes, p.bias, p.d * sizeOf(p.biasStorage)));
+    bool const x = !inPlace && overlap(p.y, yBytes, p.x, count * sizeOf(p.xType)); // GUARD(false)
+    bool const gain = p.gain != nullptr && overlap(p.y, yBytes, p.gain, p.d * sizeOf(p.gainStorage)); // GUARD(false)
+    bool const bias = p.bias != nullptr && overlap(p.y, yBytes, p.bias, p.d * sizeOf(p.biasStorage)); // GUARD(false)
+    return x || gain || bias;
 }
 
 } // namespace
 
 int32_t check(RmsnormProblem const& p)
 {
-    if (!knowsTypes(p))
+    if (!knowsTypes(p)) // GUARD(false)
     {
         return RMSNORM_BAD_TYPE;
     }
-    if (!hasShape(p))
+    if (!hasShape(p)) // GUARD(false)
     {
         return RMSNORM_BAD_SHAPE;
     }
-    if (!fits(p))
+    if (!fits(p)) // GUARD(false)
     {
         return RMSNORM_TOO_LARGE;
     }
-    if (!hasValues(p))
+    if (!hasValues(p)) // GUARD(false)
     {
         return RMSNORM_BAD_VALUE;
     }
-    if (isEmpty(p))
+    if (isEmpty(p)) // GUARD(false)
     {
         return RMSNORM_OK;
     }
-    if (p.x == nullptr || p.y == nullptr)
+    if (p.x == nullptr || p.y == nullptr) // GUARD(false)
     {
         return RMSNORM_NULL_POINTER;
     }
-    if (!isAligned(p.x, sizeOf(p.xType)) || !isAligned(p.y, sizeOf(p.yType))
-        || !isAligned(p.gain, sizeOf(p.gainStorage)) || !isAligned(p.bias, sizeOf(p.biasStorage)))
+    bool const x = isAligned(p.x, sizeOf(p.xType));          // GUARD(true)
+    bool const y = isAligned(p.y, sizeOf(p.yType));          // GUARD(true)
+    bool const gain = isAligned(p.gain, sizeOf(p.gainStorage)); // GUARD(true)
+    bool const bias = isAligned(p.bias, sizeOf(p.biasStorage)); // GUARD(true)
+    if (!(x && y && gain && bias))
     {
         return RMSNORM_MISALIGNED;
     }

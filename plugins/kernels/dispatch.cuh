@@ -63,7 +63,8 @@ int32_t launchOn(Args const& args, RmsnormPlan const& plan, void* stream)
 {
     bool const byColumns = plan.kernel == RMSNORM_COLUMNS || plan.kernel == RMSNORM_RELOAD_COLUMNS;
     Kernel const kernel = byColumns ? columnKernel<T>(plan) : rowKernel<T>(plan);
-    if (kernel == nullptr || plan.threads > mostThreads(plan))
+    bool const fits = plan.threads <= mostThreads(plan); // GUARD(true)
+    if (kernel == nullptr || !fits)
     {
         return RMSNORM_BAD_PLAN;
     }

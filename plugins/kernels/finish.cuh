@@ -108,7 +108,7 @@ __device__ inline void applyParameters(Args const& a, float (&values)[N], int64_
     if (a.gain != nullptr)
     {
         loadParameter<N, ACROSS>(a.gain, a.gainStorage, parameter, read);
-        roundTo<N>(a.gainType, read);
+        roundTo<N>(a.gainType, read); // GUARD(drop): a rounding point
         if (a.hasOffset)
         {
 #pragma unroll
@@ -116,25 +116,25 @@ __device__ inline void applyParameters(Args const& a, float (&values)[N], int64_
             {
                 read[i] += a.gainOffset;
             }
-            roundTo<N>(a.gainType, read);
+            roundTo<N>(a.gainType, read); // GUARD(drop): a rounding point
         }
 #pragma unroll
         for (int i = 0; i < N; ++i)
         {
             values[i] *= read[i];
         }
-        roundTo<N>(a.productType, values);
+        roundTo<N>(a.productType, values); // GUARD(drop): a rounding point
     }
     if (a.bias != nullptr)
     {
         loadParameter<N, ACROSS>(a.bias, a.biasStorage, parameter, read);
-        roundTo<N>(a.productType, read);
+        roundTo<N>(a.productType, read); // GUARD(drop): a rounding point
 #pragma unroll
         for (int i = 0; i < N; ++i)
         {
             values[i] += read[i];
         }
-        roundTo<N>(a.productType, values);
+        roundTo<N>(a.productType, values); // GUARD(drop): a rounding point
     }
 }
 
@@ -145,7 +145,7 @@ __device__ inline void applyParameters(Args const& a, float (&values)[N], int64_
 template <int N, bool ACROSS>
 __device__ inline void finishAny(Args const& a, float (&values)[N], int64_t parameter, int64_t out)
 {
-    roundTo<N>(a.normalizedType, values);
+    roundTo<N>(a.normalizedType, values); // GUARD(drop): a rounding point
     // Four at a time: eight of the gain beside eight values and 32 registers of x would not fit.
     constexpr int kPART = N > 4 ? 4 : N;
 #pragma unroll
@@ -205,7 +205,7 @@ __device__ inline void finishPlain(
                 float values[N];
                 widen<T, N>(held[b * R + r], values);
                 scale<N>(values, factor[r]);
-                if (sizeof(T) == 2 && a.normalizedType != RMSNORM_FLOAT32)
+                if (a.normalizedType != RMSNORM_FLOAT32) // GUARD(false): a rounding point
                 {
                     roundTo<T, N>(values);
                 }
@@ -265,18 +265,20 @@ __device__ inline void finish(
     Args const& a, Pack<T, N> (&held)[C * R], float (&factor)[R], Rows const& rows, Span const& span)
 {
     forget(held, a.zero);
-    if (a.plain && a.gainStorage == RMSNORM_FLOAT32)
-    {
-        finishPlain<T, float, N, C, R>(a, held, factor, rows, span);
-    }
-    else if (a.plain)
-    {
-        finishPlain<T, T, N, C, R>(a, held, factor, rows, span);
-    }
-    else
+    if (!a.plain)
     {
         finishRows<T, N, C, R>(a, held, factor, rows, span);
+        return;
     }
+    if constexpr (sizeof(T) == 2)
+    {
+        if (a.gainStorage != RMSNORM_FLOAT32)
+        {
+            finishPlain<T, T, N, C, R>(a, held, factor, rows, span);
+            return;
+        }
+    }
+    finishPlain<T, float, N, C, R>(a, held, factor, rows, span);
 }
 
 } // namespace rmsnorm

@@ -149,29 +149,22 @@ int32_t checkPlan(RmsnormProblem const& p, RmsnormPlan const& plan)
 {
     bool const byColumns = plan.kernel == RMSNORM_COLUMNS || plan.kernel == RMSNORM_RELOAD_COLUMNS;
     bool const inWarp = plan.kernel == RMSNORM_WARP_ROWS;
-    bool good = plan.elements == 1 || plan.elements == elementsPerAccess(p);
-    good = good && byColumns == (p.inner > 1) && plan.grid >= 1 && plan.grid <= kMAX_GRID;
-    good = good && plan.threads >= kWARP && plan.threads <= 1024 && plan.threads % kWARP == 0;
-    if (!good)
+    bool const kept = plan.kernel != RMSNORM_RELOAD_ROW && plan.kernel != RMSNORM_RELOAD_COLUMNS;
+    int const columnLanes = plan.elements > 1 ? kCOLUMN_LANES : kWARP;
+    bool const warpLanes = plan.lanes >= 1 && plan.lanes <= kWARP && plan.lanes == powerOfTwo(plan.lanes);
+    bool const elements = plan.elements == 1 || plan.elements == elementsPerAccess(p);                  // GUARD(true)
+    bool const axis = byColumns == (p.inner > 1);                                                       // GUARD(true)
+    bool const grid = plan.grid >= 1 && plan.grid <= kMAX_GRID;                                         // GUARD(true)
+    bool const threads = plan.threads >= kWARP && plan.threads <= 1024 && plan.threads % kWARP == 0;    // GUARD(true)
+    bool const lanes = inWarp ? warpLanes : plan.lanes == (byColumns ? columnLanes : plan.threads);     // GUARD(true)
+    bool const accesses = plan.accesses >= 1 && plan.accesses <= 8;
+    if (!(elements && axis && grid && threads && lanes && accesses))
     {
         return RMSNORM_BAD_PLAN;
     }
-    int64_t held = int64_t{plan.lanes} * plan.accesses * plan.elements;
-    if (inWarp)
-    {
-        good = plan.lanes >= 1 && plan.lanes <= kWARP && plan.lanes == powerOfTwo(plan.lanes);
-    }
-    else if (byColumns)
-    {
-        good = plan.lanes == (plan.elements > 1 ? kCOLUMN_LANES : kWARP);
-        held = int64_t{plan.threads / std::max(plan.lanes, 1)} * plan.accesses;
-    }
-    else
-    {
-        good = plan.lanes == plan.threads;
-    }
-    bool const reloads = plan.kernel == RMSNORM_RELOAD_ROW || plan.kernel == RMSNORM_RELOAD_COLUMNS;
-    return good && (reloads || held >= p.d) ? RMSNORM_OK : RMSNORM_BAD_PLAN;
+    int64_t const together = byColumns ? plan.threads / plan.lanes : int64_t{plan.lanes} * plan.elements;
+    bool const covers = !kept || together * plan.accesses >= p.d; // GUARD(true)
+    return covers ? RMSNORM_OK : RMSNORM_BAD_PLAN;
 }
 
 } // namespace rmsnorm

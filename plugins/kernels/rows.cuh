@@ -78,7 +78,13 @@ __global__ void __launch_bounds__(kWARP_ROWS_THREADS, C > 4 ? 6 : 8) warpRows(Ar
         {
             float sum[4] = {};
             addRow<T, N, C, R>(held, r, span, a, sum);
-            factor[r] = factorOf(warpSum(total(sum), lanes), a);
+            factor[r] = total(sum);
+        }
+        warpSums<R>(factor, lanes);
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+        {
+            factor[r] = factorOf(factor[r], a);
         }
         finish<T, N, C, R>(a, held, factor, rows, span);
     }

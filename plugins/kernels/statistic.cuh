@@ -32,14 +32,19 @@ __device__ inline void addSquares(Pack<T, N> const& pack, int count, float (&sum
     }
 }
 
-//! The sum over groups of `lanes` neighbouring lanes, a power of two, in every lane. All 32 lanes must take part.
-__device__ inline float warpSum(float value, int lanes)
+//! Sums over groups of `lanes` neighbouring lanes, a power of two, in every lane. All 32 lanes must take part. Several
+//! sums go side by side, so that none waits for the shuffles of another.
+template <int R>
+__device__ inline void warpSums(float (&value)[R], int lanes)
 {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
     {
-        value += __shfl_xor_sync(0xffffffffU, value, offset);
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+        {
+            value[r] += __shfl_xor_sync(0xffffffffU, value[r], offset);
+        }
     }
-    return value;
 }
 
 //! The sum over a block, in every thread, at the price of one barrier: each warp leaves its sum, and then every warp adds
@@ -53,15 +58,18 @@ __device__ inline float blockSum(float value, float* partial, int half)
     int const warp = static_cast<int>(threadIdx.x) / 32;
     int const warps = static_cast<int>(blockDim.x) / 32;
     float* mine = partial + half * 32;
-    value = warpSum(value, 32);
+    float sum[1] = {value};
+    warpSums<1>(sum, 32);
     bool const first = lane == 0;
     if (first)
     {
-        mine[warp] = value;
+        mine[warp] = sum[0];
     }
     __syncthreads(); // GUARD(drop): every warp's sum is there
     bool const written = lane < warps; // GUARD(true): places of warps that do not exist
-    return warpSum(written ? mine[lane] : 0.0F, 32);
+    sum[0] = written ? mine[lane] : 0.0F;
+    warpSums<1>(sum, 32);
+    return sum[0];
 }
 
 //! 1 / rms from the sum of squares. IEEE's root and quotient: they are taken once a row, and rsqrtf is off by two ulp.
@@ -80,7 +88,7 @@ __device__ inline float factorOf(float sum, Args const& a)
         root = a.placement == RMSNORM_OUTSIDE ? root + a.epsilon : (root < a.epsilon ? a.epsilon : root);
     }
     float factor[1] = {1.0F / root};
-    roundTo<1>(a.factorType, factor);
+    roundTo<1>(a.factorType, factor); // GUARD(drop): a rounding point
     return factor[0];
 }
 

@@ -87,7 +87,7 @@ def _one_file(only: Sequence[str]) -> str:
     """One file that includes all: the toolkit's headers are read once."""
     types = {"float32", "float16", "bfloat16"}
     kept = [path.name for path in SOURCES if path.stem not in types or not only or path.stem in only]
-    lines = [f'#include "{name}"' for name in [*kept, "controls.cpp"]]
+    lines = [f'#include "{name}"' for name in ["cuda_shim.h", *kept, "controls.cpp"]]
     absent = sorted(types - set(only)) if only else []
     for name in absent:
         lines.append(

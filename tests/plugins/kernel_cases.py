@@ -1,7 +1,6 @@
 """Cases for the kernels and what is asked of each: within the oracle's bound, nothing else read or written.
 
-`python tests/plugins/kernel_cases.py LIBRARY [--heap] [--type T]` runs them all on a library and exits 1 at the first
-that fails.
+`python tests/plugins/kernel_cases.py LIBRARY` runs them all on a library and exits 1 at the first that fails.
 """
 
 from __future__ import annotations
@@ -9,12 +8,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
+import os
 import random
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from kernel_api import first_wrong
 from kernel_call import KERNELS, TYPES, Kernels, Plan, numpy_type, placed, problem_of
 
 from rmsnorm_onnx.oracle import error_bound, reference
@@ -27,8 +30,8 @@ PLAIN = RMSNormSpec(epsilon=1e-6)
 class Case:
     """One launch.
 
-    `plan` None is the library's own; `odd` names arrays that are not on 16 bytes. `exact`: the statistic has no rounding
-    error, so that the result must be the oracle's with all rounding points, bit for bit.
+    `plan` None is the library's own; `odd` names arrays that are not on 16 bytes. `exact`: the statistic has no
+    rounding error, so that the result must be the oracle's with all rounding points, bit for bit.
     """
 
     shape: tuple[int, ...]
@@ -204,7 +207,11 @@ def awkward(dtype: str) -> Iterator[Case]:
         for name in ("torch", "llama", "gemma", "t5", "zhang2019"):
             for gain in {dtype, "float32"}:
                 yield Case(shape, dtype, preset(name), gain, dtype)
+                yield Case(shape, dtype, preset(name, leading=1), gain, dtype, exact=True)
         yield Case(shape, dtype, PLAIN.replace(has_bias=True), dtype, dtype, in_place=True)
+    for normalized, gain_type, result in itertools.product(TYPES, TYPES, TYPES):
+        spec = PLAIN.replace(leading=1, normalized_type=normalized, gain_type=gain_type, result_type=result)
+        yield Case((3, 6 * wide), dtype, spec, dtype, dtype, exact=True)
     for names in ("x", "y", "gain", "bias", "x y gain bias"):
         yield Case((3, 6 * wide), dtype, PLAIN.replace(has_bias=True), dtype, dtype, odd=names)
         inner = RMSNormSpec(axes=(-2,), epsilon=1e-6, has_bias=True)
@@ -244,24 +251,48 @@ def drawn(dtype: str, count: int, seed: int = 0) -> Iterator[Case]:
         yield Case(shape, dtype, spec, gain, bias, size, odd, in_place, None, rng.random() < 0.5, exact=exact)
 
 
+def first_failure(kernels: Kernels, dtypes: Sequence[str], draw: int, heap: bool) -> str | None:
+    """What fails first, or None."""
+    wrong = first_wrong(kernels)
+    if wrong is not None:
+        return wrong
+    for dtype in dtypes:
+        for case in itertools.chain(awkward(dtype), forced(dtype), branches(dtype), drawn(dtype, draw)):
+            problem = run(kernels, case, heap=heap)
+            if problem is not None:
+                return f"{case}: {problem}"
+    return None
+
+
+def without_guard(kernels: Kernels, number: int, dtypes: Sequence[str], draw: int) -> bool:
+    """Whether all cases hold without a guard, in a process of their own: a crash or an endless loop is a failure."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        kernels.lib.shimAbsentGuard(number)
+        os._exit(1 if first_failure(kernels, dtypes, draw, False) else 0)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def main() -> int:
     """Runs all cases on a library."""
     parser = argparse.ArgumentParser()
     parser.add_argument("library", type=Path)
-    parser.add_argument("--heap", action="store_true")
+    parser.add_argument("--heap", action="store_true", help="arrays in malloc's memory, for a sanitizer to watch")
     parser.add_argument("--type", choices=TYPES, action="append")
-    parser.add_argument("--draw", type=int, default=100)
+    parser.add_argument("--draw", type=int, default=100, help="how many random cases a type")
+    parser.add_argument("--guards", type=int, help="name the guards from 1 to this one whose absence is not noticed")
     chosen = parser.parse_args()
-    kernels, count = Kernels(chosen.library), 0
-    for dtype in chosen.type or TYPES:
-        for cases in (awkward(dtype), forced(dtype), branches(dtype), drawn(dtype, chosen.draw)):
-            for case in cases:
-                count += 1
-                problem = run(kernels, case, heap=chosen.heap)
-                if problem is not None:
-                    print(f"{case}: {problem}")
-                    return 1
-    print(f"{count} cases hold")
+    kernels, dtypes = Kernels(chosen.library), chosen.type or TYPES
+    failure = first_failure(kernels, dtypes, chosen.draw, chosen.heap)
+    if failure is not None:
+        print(failure)
+        return 1
+    print("all cases hold")
+    for number in range(1, 1 + (chosen.guards or 0)):
+        if without_guard(kernels, number, dtypes, chosen.draw):
+            print(f"unnoticed: {number}", flush=True)
     return 0
 
 

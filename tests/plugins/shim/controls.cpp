@@ -15,4 +15,10 @@ void shimFailNext(int32_t code)
 {
     shim::failNext = code;
 }
+
+//! Which guard is left out, in a library whose guards can be switched; 0 for none.
+void shimAbsentGuard(int32_t number)
+{
+    shim::absentGuard = number;
+}
 }

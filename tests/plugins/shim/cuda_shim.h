@@ -70,6 +70,7 @@ struct Machine
 inline Machine machine;
 inline bool descending = false; // the order of the warps
 inline int failNext = 0;        // what the next launch returns instead of running
+inline int absentGuard = 0;     // the guard that a library with switched guards does without
 
 [[noreturn]] inline void fail(char const* what, int line)
 {

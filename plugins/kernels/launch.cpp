@@ -1,7 +1,9 @@
-// The C interface: check, plan, launch. Host code only; here because it asks CUDA's runtime for its error texts.
-#include "check.h"
+// The C interface: check, plan, launch.
 #include "launch.h"
-#include "platform.cuh"
+
+#include "check.h"
+
+#include <cuda_runtime_api.h>
 
 int32_t rmsnormLaunchPlan(RmsnormProblem const* problem, RmsnormPlan const* plan, void* stream)
 {
