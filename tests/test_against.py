@@ -352,7 +352,7 @@ def test_json(single: ir.Model, half: ir.Model) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(("gemma3", dtype) for dtype in tiny.DTYPES),
+        *(("gemma3", "float16"), ("gemma3", "bfloat16")),
         *(("llama", "float32"), ("qwen3", "float16"), ("t5-encoder", "float16"), ("t5-encoder", "bfloat16")),
     ],
 )
