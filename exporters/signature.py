@@ -148,7 +148,7 @@ def name_dimensions(model: ir.Model, signature: Signature) -> tuple[str, ...]:
         for axis, size in enumerate(value.shape or ()):
             if value.shape is not None and not isinstance(size, int) and size.value is not None:
                 value.shape[axis] = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), size.value)
-    for value, port in zip(model.graph.outputs, signature.outputs, strict=True):
+    for value, port in zip(model.graph.outputs, signature.outputs, strict=False):  # a caller may name none
         for axis, name in port.dims.items():
             if value.shape is not None and not isinstance(value.shape[axis], int):
                 value.shape[axis] = name

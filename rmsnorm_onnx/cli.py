@@ -327,7 +327,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "source",
         metavar="SOURCE",
-        help="module:callable or file.py:callable, giving (module, args[, options]), or a transformers checkpoint's folder",
+        help="module:callable or file.py:callable, giving (module, args[, options]), or a checkpoint's folder",
     )
     export.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the model")
     export.add_argument("--opset", type=int, help="the opset to write, 13 or newer (default: 18)")
