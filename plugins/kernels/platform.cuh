@@ -23,6 +23,38 @@ int32_t launchKernel(void (*kernel)(Args), int64_t grid, int32_t threads, void* 
         dim3(static_cast<unsigned>(threads)), list, 0, static_cast<cudaStream_t>(stream));
 }
 
+// Loads and stores without a hint. In assembly, because an assignment of 16 bytes may become four of 4, and __ldca and
+// __stwb become accesses that are ordered for other threads of the SM.
+
+__device__ inline uint4 loadPlain(uint4 const* from)
+{
+    uint4 v;
+    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    return v;
+}
+
+template <typename P>
+__device__ inline P loadPlain(P const* from)
+{
+    return *from;
+}
+
+__device__ inline void storePlain(uint4* to, uint4 const& v)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ inline void storePlain(uint2* to, uint2 const& v)
+{
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+
+template <typename P>
+__device__ inline void storePlain(P* to, P const& v)
+{
+    *to = v;
+}
+
 } // namespace rmsnorm
 
 #else

@@ -63,8 +63,7 @@ __device__ inline void flip(uint4& words, unsigned int bits)
 }
 
 //! Makes the compilers forget what they know of these words, by a zero that they cannot know. They would otherwise widen
-//! a row once, for the squares, and keep the float32 values for the result: twice the registers. (An empty asm statement
-//! stops nvcc but not ptxas.)
+//! a row once, for the squares, and keep some of the float32 values for the result: kernels of 64 registers then spill.
 template <typename T, int N, int COUNT>
 __device__ inline void forget(Pack<T, N> (&packs)[COUNT], unsigned int zero)
 {
@@ -82,7 +81,7 @@ __device__ inline void forget(Pack<T, N> (&packs)[COUNT], unsigned int zero)
 enum class Read
 {
     kONCE,      // x: streamed, so that it pushes neither the gain out of the L1 nor other tensors out of the L2
-    kAGAIN,     // x where it is read a second time: kept
+    kAGAIN,     // x where it will be read a second time: no hint
     kPARAMETER, // gain and bias, which every row reads: the read-only path, kept in the L1
 };
 
@@ -101,7 +100,7 @@ __device__ inline Pack<T, N> load(T const* from)
         }
         else if constexpr (READ == Read::kAGAIN)
         {
-            pack.piece[i] = __ldca(pieces + i);
+            pack.piece[i] = loadPlain(pieces + i);
         }
         else
         {
@@ -111,7 +110,7 @@ __device__ inline Pack<T, N> load(T const* from)
     return pack;
 }
 
-//! y is written through as usual and stays in the L2, because the next operator reads it.
+//! y has no hint and stays in the L2, because the next operator reads it.
 template <typename T, int N>
 __device__ inline void store(T* to, Pack<T, N> const& pack)
 {
@@ -119,7 +118,7 @@ __device__ inline void store(T* to, Pack<T, N> const& pack)
 #pragma unroll
     for (int i = 0; i < Pack<T, N>::kPIECES; ++i)
     {
-        __stwb(pieces + i, pack.piece[i]);
+        storePlain(pieces + i, pack.piece[i]);
     }
 }
 

@@ -268,25 +268,25 @@ P __ldcs(P const* address)
 }
 
 template <typename P>
-P __ldca(P const* address)
-{
-    return *shim::aligned(address);
-}
-
-template <typename P>
 P __ldg(P const* address)
 {
     return *shim::aligned(address);
 }
 
+namespace rmsnorm
+{
+
 template <typename P>
-void __stwb(P* address, P const& value)
+P loadPlain(P const* address)
+{
+    return *shim::aligned(address);
+}
+
+template <typename P>
+void storePlain(P* address, P const& value)
 {
     *shim::aligned(address) = value;
 }
-
-namespace rmsnorm
-{
 
 template <typename Args>
 int32_t launchKernel(void (*kernel)(Args), int64_t grid, int32_t threads, void*, Args const& args)
