@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from rmsnorm_onnx import passes
+from rmsnorm_onnx import opsets, passes
 from rmsnorm_onnx.errors import ExportError, RMSNormError, UsageError
 from rmsnorm_onnx.exporters import dynamo, torchscript
 from rmsnorm_onnx.exporters.job import Job, Routed
@@ -114,7 +114,7 @@ def run(job: Job, goal: Goal) -> Made:
 def _with_failures(made: Made, failures: list[tuple[Way, ExportError]], passed_over: Made | None) -> Made:
     notes = [f"the route {way.name} failed: {error}" for way, error in failures]
     if passed_over is not None:
-        notes.append(f"not by {passed_over.route}: the tracer bakes in {passed_over.baked} dimensions")
+        notes.append(f"not by {passed_over.route}: the tracer bakes in {passed_over.baked} of the dynamic dimensions")
     return dataclasses.replace(made, notes=(*made.notes, *notes))
 
 
@@ -144,20 +144,12 @@ def finish_program(model: ir.Model, opset: int | None, goal: Goal) -> Made:
     return Made(model, words, report, ())
 
 
-def _convert(model: ir.Model, opset: int, goal: Goal) -> tuple[ir.Model, Any]:
-    try:
-        from rmsnorm_onnx import opsets  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        written = model.opset_imports.get("")
-        raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}") from None
+def _convert(model: ir.Model, opset: int, goal: Goal) -> tuple[ir.Model, FusionReport]:
     name = f"conversion to opset {opset}"
     try:
         with step(name):
-            converted: tuple[ir.Model, Any] = opsets.convert(
-                model, opset, consumer=goal.consumer, form=goal.form if goal.fuse else "primitive"
-            )
+            return opsets.convert(model, opset, consumer=goal.consumer, form=goal.form if goal.fuse else "primitive")
     except (ExportError, UsageError):
         raise
     except RMSNormError as error:
         raise ExportError(f"{name} failed: {error}") from error
-    return converted

@@ -122,10 +122,12 @@ def agreement(job: Job, model: ir.Model, found: Survey) -> str:
         modelio.save(model, path)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        session = None
         for tensors in runs:
             shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
             try:
-                session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+                if session is None:
+                    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
                 feeds = zip([i.name for i in session.get_inputs()], tensors, strict=True)
                 results = session.run(None, {name: tensor.detach().cpu().numpy() for name, tensor in feeds})
             except RMSNormError:

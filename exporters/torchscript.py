@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ def export_traced(job: Job, opset: int) -> Routed:
     if fixed:
         graph, states = tracer.trace(job.example.tensors, open_sizes - fixed)
     with step("reading TorchScript's file"):
-        model = _assembled(graph, states, len(job.example.leaves))
+        known = {name for name, _ in job.module.named_modules()}
+        model = _assembled(graph, states, len(job.example.leaves), known)
         _name_outputs(model, len(job.output_names))
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
@@ -242,7 +244,7 @@ def _name_scopes(module: torch.nn.Module) -> None:
             scopes[part] = torch._C._jit_onnx_create_full_scope_name(torch.typename(type(part)), name)
 
 
-def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int) -> ir.Model:
+def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int, known: Set[str]) -> ir.Model:
     """The model, its weights attached without a copy, each node with the modules that it was traced in."""
     model, _ = modelio.to_ir(proto)
     graph = model.graph
@@ -256,6 +258,8 @@ def _assembled(proto: onnx.ModelProto, states: Mapping[str, Any], inputs: int) -
     for node in graph.all_nodes():
         if node.name and node.name.startswith("/"):
             *modules, operation = node.name[1:].split("/")
+            # A module that is called again bears a number in its scope.
+            modules = [name if name in known else re.sub(r"_\d+$", "", name) for name in modules]
             node.metadata_props[SCOPES_KEY] = repr(["", *modules, operation])
         node.name = _shortened(node.name, taken)
         for value in node.outputs:
