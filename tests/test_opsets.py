@@ -24,8 +24,6 @@ from rmsnorm_onnx.models import tiny
 from tests.opset_cases import ADAPTED, DEFINED, OLDER, SAME, Case
 
 NEWEST = onnx.defs.onnx_opset_version()
-DOWN = (17, 16, 15, 14, 13)
-UP = (19, 20, 21, 22, 23, 24, NEWEST)
 # onnxruntime computes these with other kernels from some opset on, or has none there: onnx's own evaluator judges.
 JUDGED_BY_ONNX = {
     *("AveragePool", "ReduceLogSum", "ReduceLogSumExp"),
@@ -98,7 +96,7 @@ def test_operators_that_are_defined_by_a_body() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("target", [*DOWN, *UP])
+@pytest.mark.parametrize("target", [17, 16, 15, 14, 19, 21, 23, NEWEST])
 def test_each_operator_at_every_opset(target: int) -> None:
     """The same at every opset between."""
     assert [d for case in (*SAME, *ADAPTED, *OLDER) for d in differences(case, (target,))] == []
@@ -193,12 +191,12 @@ def test_whole_models(name: str, dtype: str, target: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("target", [17, 16, 15, 14, 13, 23, 24, NEWEST])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", tiny.NAMES)
-def test_all_whole_models(name: str, dtype: str, target: int) -> None:
-    """The same for five models in two types."""
-    check_whole(name, dtype, target)
+def test_all_whole_models(name: str, dtype: str) -> None:
+    """The same for five models in two types, in float16 at each opset."""
+    for target in (17, 16, 15, 14, 13, 23, 24, NEWEST) if dtype == "float16" else (17, 13, NEWEST):
+        check_whole(name, dtype, target)
 
 
 def text(body: str, opset: int = 18, functions: str = "", imports: str = "") -> onnx.ModelProto:
