@@ -50,11 +50,6 @@ def token_ids(draw: Inputs) -> tuple[torch.Tensor, ...]:
     return (draw.ids(),)
 
 
-def fixed_ids(draw: Inputs) -> tuple[torch.Tensor, ...]:
-    """One text of seven tokens, for a model whose export is of the example's length."""
-    return (dataclasses.replace(draw, sequence=7).ids(),)
-
-
 def sequence_values(draw: Inputs) -> tuple[torch.Tensor, ...]:
     """Values [batch, sequence, 64]."""
     return (draw.values(draw.sequence, HIDDEN),)

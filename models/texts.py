@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_onnx.models.design import HIDDEN, VOCABULARY, Design, Inputs, fixed_ids, hidden_states, transformers
+from rmsnorm_onnx.models.design import HIDDEN, VOCABULARY, Design, Inputs, hidden_states, transformers
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,6 @@ _SHARED: Mapping[str, Any] = MappingProxyType(
 # For configs that name tokens beyond so small a vocabulary.
 _TOKENS: Mapping[str, Any] = MappingProxyType({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
 _EXPERTS: Mapping[str, Any] = MappingProxyType({"num_experts_per_tok": 2, "moe_intermediate_size": 32})
-_CHUNKS = "it pads to whole chunks, a count that torch.export does not follow in reasonable time: the length is fixed"
 _BATCHED = (
     "its experts run as batched products: torch.export cannot trace transformers' default, which groups tokens by "
     "expert at run time"
@@ -52,11 +50,6 @@ def _family(name: str, config: str = "", trouble: str = "", **options: Any) -> D
 
 def _experts(name: str, **options: Any) -> Design:
     return Design(source=f"transformers.{name}Model", make=lambda: _batched(_model(name, **options)), trouble=_BATCHED)
-
-
-def _chunked(name: str, **options: Any) -> Design:
-    design = _experts(name, **options)
-    return dataclasses.replace(design, inputs=fixed_ids, dynamic=((0,),), trouble=f"{_BATCHED}; {_CHUNKS}")
 
 
 def _mamba2() -> torch.nn.Module:
@@ -150,7 +143,7 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
         "gpt-oss": _experts("GptOss", **_HEADS, **_TOKENS, num_local_experts=4, num_experts_per_tok=2),
         "helium": _family("Helium", **_HEADS),
         "mamba2": Design(source="transformers.Mamba2Model", make=_mamba2, wide=("*.mixer.norm", "*.norm_f")),
-        "qwen3-next": _chunked(
+        "qwen3-next": _experts(
             "Qwen3Next",
             **_EXPERTS,
             **_HEADS,
