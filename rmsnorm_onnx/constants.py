@@ -20,6 +20,9 @@ _FOLD_DEPTH = 8
 _UNKNOWN_DIM = -(10**9)  # stands in a folded shape vector for an unknown dimension; numbers below it for symbols
 
 
+_STORED = ("value", "value_float", "value_int", "value_floats", "value_ints")
+
+
 class Scalar(NamedTuple):
     """One number of a graph, as stored, with the numpy dtype that holds it."""
 
@@ -76,10 +79,10 @@ class Constants:
         node = value.producer()
         if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
             return None
-        for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
+        for name in _STORED:
             if name in node.attributes:
                 attr = self._view.attribute(node, ref.calls, name)
-                return None if attr is None else _attribute_tensor(attr)
+                return None if attr is None else attribute_tensor(attr)
         return None
 
     def uniform(self, ref: Ref | None) -> Scalar | None:
@@ -234,7 +237,19 @@ def _read(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any] | None:
     return tensor.numpy()
 
 
-def _attribute_tensor(attr: ir.Attr) -> ir.TensorProtocol | None:
+def stored(node: ir.Node) -> ir.TensorProtocol | None:
+    """What a Constant holds, unread.
+
+    onnx_ir's `get_const_tensor` gives the tensor another name, and it may be the caller's.
+    """
+    for name, attr in node.attributes.items():
+        if name in _STORED:
+            return None if attr.is_ref() else attribute_tensor(attr)
+    return None
+
+
+def attribute_tensor(attr: ir.Attr) -> ir.TensorProtocol | None:
+    """The tensor that a number, a list of numbers or a tensor attribute stands for; None for text."""
     if attr.type == ir.AttributeType.TENSOR:
         return attr.as_tensor()
     if attr.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):

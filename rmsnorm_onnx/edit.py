@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import cleanup, relabel
+from rmsnorm_onnx.constants import stored
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.valuetypes import ValueTypes
 from rmsnorm_onnx.view import onnx_op
@@ -67,7 +68,10 @@ class Edit:
         node = value.producer()
         if node is None:
             return None
-        return _stored(node) if onnx_op(node) == "Constant" else self._folded(node)
+        if onnx_op(node) != "Constant":
+            return self._folded(node)
+        tensor = stored(node)
+        return None if tensor is None or tensor.size > _SMALL else tensor.numpy()
 
     def _folded(self, node: ir.Node) -> np.ndarray[Any, Any] | None:
         kind = onnx_op(node)
@@ -150,18 +154,3 @@ class Edit:
         assert graph is not None
         graph.remove(self.node, safe=True)
         self.gone = True
-
-
-def _stored(node: ir.Node) -> np.ndarray[Any, Any] | None:
-    """What a Constant holds (onnx_ir's own way to ask gives the tensor another name, and it may be the caller's)."""
-    for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            return None
-        if name == "value":
-            tensor = attribute.as_tensor()
-            return tensor.numpy() if tensor.size <= _SMALL else None
-        if name in ("value_int", "value_ints"):
-            return np.array(attribute.value, dtype=np.int64)
-        if name in ("value_float", "value_floats"):
-            return np.array(attribute.value, dtype=np.float32)
-    return None

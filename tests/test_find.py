@@ -333,3 +333,16 @@ def test_a_root_that_an_optimiser_made_has_its_sources_module() -> None:
     model = parse(NORM)
     model.graph[-2].metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'layers.0', 'layers.0.norm', 'div']"
     assert one(model).module == "layers.0.norm"
+
+
+def test_finding_renames_nothing() -> None:
+    """A Constant's tensor keeps the name it had, since a clone of the caller's model shares it."""
+    model = parse(
+        """<ir_version: 11, opset_import: ["" : 23]> m (float[N,4] x) => (float[N,4] y)
+        { one = Constant <value = float[1] {1.0}> () y = RMSNormalization (x, one) }"""
+    )
+    tensor = model.graph.node(0).attributes["value"].as_tensor()
+    tensor.name = "theirs"
+    (match,) = find_rms_norms(model)
+    assert isinstance(match, Match) and not match.spec.has_gain
+    assert tensor.name == "theirs"

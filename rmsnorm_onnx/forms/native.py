@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.body import refusal as body_refusal
+from rmsnorm_onnx.constants import stored
 from rmsnorm_onnx.forms.reading import Unreadable, attribute
 from rmsnorm_onnx.site import DeclineCode, Match
 from rmsnorm_onnx.view import onnx_op
@@ -102,7 +103,7 @@ def is_one(scale: ir.Value) -> bool:
         return False
     if scale.shape.rank() == 1 and scale.shape[0] != 1:
         return False
-    tensor = ir.convenience.get_const_tensor(scale)
+    tensor = stored(node) if kind == "Constant" and node is not None else scale.const_value
     return tensor is not None and bool(np.all(tensor.numpy() == 1))
 
 
