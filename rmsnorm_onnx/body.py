@@ -147,7 +147,15 @@ def refusal(spec: RMSNormSpec, x_type: str, opset: int) -> str | None:
     return None
 
 
-def emit(op: Any, body: Body, x: ir.Value, gain: ir.Value | None, bias: ir.Value | None, epsilon: ir.Value) -> ir.Value:
+def emit(
+    op: Any,
+    body: Body,
+    x: ir.Value,
+    gain: ir.Value | None,
+    bias: ir.Value | None,
+    epsilon: ir.Value,
+    clamp: str = "Max",
+) -> ir.Value:
     """Writes the body's operators and returns the result.
 
     Args:
@@ -157,8 +165,9 @@ def emit(op: Any, body: Body, x: ir.Value, gain: ir.Value | None, bias: ir.Value
         gain: The gain as it is stored, of `body.gain_type`.
         bias: The bias as it is stored, of `body.bias_type`.
         epsilon: A scalar of the statistic's type.
+        clamp: The operator that clamps by epsilon: Max or Clip.
     """
-    return scale(op, body, normalize(op, body, x, epsilon), gain, bias)
+    return scale(op, body, normalize(op, body, x, epsilon, clamp), gain, bias)
 
 
 def scale(op: Any, body: Body, normalized: ir.Value, gain: ir.Value | None, bias: ir.Value | None) -> ir.Value:
@@ -192,11 +201,11 @@ def weight(op: Any, body: Body, gain: ir.Value) -> ir.Value:
     return cast(op, value, at, spec.gain_type)
 
 
-def normalize(op: Any, body: Body, x: ir.Value, epsilon: ir.Value) -> ir.Value:
+def normalize(op: Any, body: Body, x: ir.Value, epsilon: ir.Value, clamp: str = "Max") -> ir.Value:
     """x / rms, rounded to normalized_type."""
     spec, stat = body.spec, body.spec.statistic_type
     s = op.Cast(x, to=dtypes.ir_dtype(stat))
-    rms = _rms(op, body, s, epsilon)
+    rms = _rms(op, body, s, epsilon, clamp)
     quotient = dtypes.wider(dtypes.wider(body.x_type, spec.factor_type), spec.normalized_type)
     quotient = dtypes.wider(quotient, "float32")
     if spec.factor_type == quotient == stat and spec.has_gain and not body.scalar_gain:
@@ -227,7 +236,7 @@ def constant(op: Any, value: Any, dtype: str) -> ir.Value:
     return out
 
 
-def _rms(op: Any, body: Body, s: ir.Value, epsilon: ir.Value) -> ir.Value:
+def _rms(op: Any, body: Body, s: ir.Value, epsilon: ir.Value, clamp: str) -> ir.Value:
     """The root of the mean square, with epsilon at its place, in statistic_type."""
     spec = body.spec
     if spec.leading is not None:
@@ -242,7 +251,8 @@ def _rms(op: Any, body: Body, s: ir.Value, epsilon: ir.Value) -> ir.Value:
     if spec.epsilon_placement == "inside":
         return op.Sqrt(op.Add(mean, epsilon))  # type: ignore[no-any-return]
     root = op.Sqrt(mean)
-    out: ir.Value = op.Add(root, epsilon) if spec.epsilon_placement == "outside" else op.Max(root, epsilon)
+    operator = "Add" if spec.epsilon_placement == "outside" else clamp
+    out: ir.Value = getattr(op, operator)(root, epsilon)
     return out
 
 

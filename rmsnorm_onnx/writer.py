@@ -156,21 +156,19 @@ class Writer:
         return _Ops(self)
 
     def inline(self, body: Body, x: ir.Value, gain: ir.Value | None, bias: ir.Value | None, epsilon: float) -> ir.Value:
-        """Writes a body's operators in place of a node, and returns the result."""
-        return emit(self.ops, body, x, gain, bias, self._epsilon(body, epsilon))
+        """Writes a body's operators in place of a node, and returns the result.
 
-    def _epsilon(self, body: Body, epsilon: float) -> ir.Value:
-        """Epsilon as a float attribute where that is exact, as function bodies have it.
-
-        Tools that convert a file to float16 turn its Casts to float32 into Casts to float16, so that plain operators
-        then square in half, and they clamp tensors. They leave attributes alone: a float32 epsilon that meets a float16
-        mean square makes the checker and every runtime refuse the file.
+        Epsilon is a float attribute where that is exact, as function bodies have it. Tools that convert a file to
+        float16 turn its Casts to float32 into Casts to float16, so that plain operators then square in half, and they
+        clamp tensors. They leave attributes alone: a float32 epsilon that meets a float16 mean square makes the checker
+        and every runtime refuse the file. Only around Max they put Casts; so a clamp is a Clip.
         """
         if body.bakes_epsilon:
-            return self.constant(epsilon, body.spec.statistic_type)
-        value = self.op("Constant", value_float=epsilon)
-        _describe(value, ir.tensor(np.float32(epsilon), name=value.name))
-        return value
+            held = self.constant(epsilon, body.spec.statistic_type)
+            return emit(self.ops, body, x, gain, bias, held)
+        held = self.op("Constant", value_float=epsilon)
+        _describe(held, ir.tensor(np.float32(epsilon), name=held.name))
+        return emit(self.ops, body, x, gain, bias, held, clamp="Clip")
 
     def _attached(self, value: ir.Value | None) -> ir.Value | None:
         if value is None or value.const_value is None or value.producer() is not None or value.graph is not None:
