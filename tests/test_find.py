@@ -338,8 +338,9 @@ def test_a_root_that_an_optimiser_made_has_its_sources_module() -> None:
 def test_finding_renames_nothing() -> None:
     """A Constant's tensor keeps the name it had, since a clone of the caller's model shares it."""
     model = parse(
-        """<ir_version: 11, opset_import: ["" : 23]> m (float[N,4] x) => (float[N,4] y)
-        { one = Constant <value = float[1] {1.0}> () y = RMSNormalization (x, one) }"""
+        """m (float[N,4] x) => (float[N,4] y) <float[1] one> {
+        one = Constant <value = float[1] {1.0}> () y = RMSNormalization (x, one) }""",
+        opset=23,
     )
     tensor = model.graph.node(0).attributes["value"].as_tensor()
     tensor.name = "theirs"
