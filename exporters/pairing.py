@@ -81,27 +81,15 @@ def _sites(model: ir.Model, report: FusionReport | None) -> Sequence[SiteReport]
 
 def _known(module: torch.nn.Module, kept: Mapping[type, Any]) -> dict[str, tuple[str, RMSNormSpec, str | None]]:
     """What is known of each norm of a module, by name: its class, its spec, and the type of x that this is for."""
+    from rmsnorm_onnx.models import inventory
+
     known: dict[str, tuple[str, RMSNormSpec, str | None]] = {}
-    for norm in _inventory(module):
+    for norm in inventory.norms(module, strict=False):
         known[norm.name] = (norm.kind, norm.spec, norm.x_type)
     for name, part in module.named_modules():
         if type(part) in kept:
             known[name] = (type(part).__name__, Kept.of(kept[type(part)]).read(part).spec, None)
     return known
-
-
-def _inventory(module: torch.nn.Module) -> list[Any]:
-    from rmsnorm_onnx.errors import UsageError
-    from rmsnorm_onnx.models import inventory
-
-    try:
-        return inventory.norms(module, strict=False)
-    except TypeError:
-        pass
-    try:
-        return list(inventory.norms(module))
-    except UsageError:
-        return []
 
 
 def _pair(
