@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.dims import same_dim, same_shape
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import Constant, MeanSquare, Opaque, Product, Reduction, Shifted, X
-from rmsnorm_onnx.shapes import Shapes, same_dim, same_shape
+from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.view import Ref, View
 
 _DEPTH = 48  # operators between x and a value of its norm; more is no norm

@@ -15,9 +15,10 @@ import onnx_ir as ir
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import proves_fit
 from rmsnorm_onnx.copies import Copies
+from rmsnorm_onnx.dims import same_dim
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.product import Atom, Constant, MeanSquare, Product, Shifted, X
-from rmsnorm_onnx.shapes import Shapes, same_dim
+from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, node_name
 from rmsnorm_onnx.spec import Placement
 from rmsnorm_onnx.squares import Candidate, Refusal

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import proves_fit, takes_all
-from rmsnorm_onnx.shapes import Shapes, same_shape
+from rmsnorm_onnx.dims import same_shape
+from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.view import Ref, View
 
 

@@ -7,12 +7,12 @@ onnx's own shape inference, run once over the graph without its weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.constants import Constants
+from rmsnorm_onnx.dims import broadcast, concatenated, matrix_product
 from rmsnorm_onnx.inference import NATIVE_NORMS, Dim, Dims, Info, declared, infer
 from rmsnorm_onnx.view import Ref, View
 
@@ -24,43 +24,24 @@ _SAME_SHAPE = frozenset(
     | {"LpNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "LayerNormalization"}
 )
 _BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "PRelu", "Mod"})
+_LOGICAL = frozenset(
+    {
+        "And",
+        "Or",
+        "Xor",
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "Where",
+        "BitwiseAnd",
+        "BitwiseOr",
+    }
+)  # they broadcast too, and give another type than their first input's
 _REDUCE = frozenset(
     {"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceL1", "ReduceMax", "ReduceMin", "ReduceProd"}
 )
-
-
-def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions are proven equal: equal numbers, or one symbol."""
-    return a is not None and a == b
-
-
-def same_shape(a: Dims | None, b: Dims | None) -> bool:
-    """Whether two shapes are proven equal."""
-    return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
-
-
-def _broadcast_dim(a: Dim, b: Dim) -> Dim:
-    if same_dim(a, b) or b == 1:
-        return a
-    if a == 1:
-        return b
-    for dim in (a, b):  # a number above 1 wins over whatever broadcasts with it
-        if isinstance(dim, int):
-            return dim
-    return None
-
-
-def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
-    """The numpy broadcast of shapes, with unknown dimensions as None."""
-    known = [s for s in shapes if s is not None]
-    if not known or len(known) != len(shapes):
-        return None
-    rank = max(map(len, known))
-    result: list[Dim] = [1] * rank
-    for shape in known:
-        padded = (1,) * (rank - len(shape)) + shape
-        result = [_broadcast_dim(a, b) for a, b in zip(result, padded, strict=True)]
-    return tuple(result)
 
 
 class Shapes:
@@ -162,8 +143,12 @@ class Shapes:
         inputs = view.inputs(node, ref.calls)
         if not inputs or inputs[0] is None:
             return None
-        if kind in _BROADCAST:
+        if kind in _BROADCAST or kind in _LOGICAL:
             return broadcast([None if r is None else self.shape(r) for r in inputs])
+        if kind in ("MatMul", "Concat"):
+            shapes = [None if r is None else self.shape(r) for r in inputs]
+            axis = self._view.attribute(node, ref.calls, "axis")
+            return matrix_product(shapes) if kind == "MatMul" else concatenated(shapes, axis.as_int() if axis else 0)
         first = self.shape(inputs[0])
         if first is None and kind not in ("Reshape", "Expand"):
             return None
@@ -201,8 +186,11 @@ class Shapes:
                 if whole is not None:
                     return broadcast([first, self.shape(whole)])
             target = self.constants.dims(inputs[1])
-            if target is None:
-                return None
+            if target is None:  # where only its length is known, so is the rank
+                length = None if inputs[1] is None else self.shape(inputs[1])
+                if length is None or len(length) != 1 or not isinstance(length[0], int):
+                    return None
+                target = (None,) * length[0]
             if kind == "Expand":
                 return broadcast([first, target]) if first is not None else None
             allow_zero = self._view.attribute(node, ref.calls, "allowzero")

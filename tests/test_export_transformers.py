@@ -19,7 +19,7 @@ from checkpoints import SMALL, VOCABULARY, assert_close, randomized
 
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import ExportResult, epsilons, export_transformers
-from rmsnorm_onnx.exporters.torch import ROUTE as TORCH
+from rmsnorm_onnx.exporters.dynamo import ROUTE as TORCH
 from rmsnorm_onnx.exporters.transformers import ROUTE as OWN
 from rmsnorm_onnx.parity import verify
 
