@@ -26,7 +26,10 @@ BAD = {
     "two offsets": ("value = __shfl_xor_sync(0xffffffffU, value, lane < 7 ? 1 : 2);", SHUFFLE),
     "a mask": ("value = __shfl_xor_sync(0xffffU, value, 1);", "a shuffle whose mask leaves lanes out"),
     "an unaligned read": ("value = __ldg(reinterpret_cast<uint4 const*>(a.out + 1)).x;", "not aligned to its size"),
-    "an unaligned write": ("rmsnorm::storePlain(reinterpret_cast<uint2*>(a.out + 1), uint2{});", "not aligned to its size"),
+    "an unaligned write": (
+        "rmsnorm::storePlain(reinterpret_cast<uint2*>(a.out + 1), uint2{});",
+        "not aligned to its size",
+    ),
 }
 BODIES = GOOD | {name: body for name, (body, _) in BAD.items()}
 
