@@ -168,8 +168,8 @@ __device__ inline void finishAny(Args const& a, float (&values)[N], int64_t para
 }
 
 //! The specs of most models (see isPlain in args.cpp), without branches around memory accesses: the reads of the gain,
-//! of type G, are issued together, in batches of 16 registers, or 8 where x takes 32, and serve all rows that the thread holds. Batches
-//! stay a loop: unrolled, the compiler would issue all reads first, into registers that are not there.
+//! of type G, are issued together, in batches of 16 registers, or 8 where x takes 32, and serve all rows that the
+//! thread holds. Batches stay a loop: unrolled, all reads would be issued first, into registers that are not there.
 template <typename T, typename G, int N, int C, int R>
 __device__ inline void finishPlain(
     Args const& a, Pack<T, N> (&held)[C * R], float const (&factor)[R], Rows const& rows, Span const& span)
@@ -227,8 +227,8 @@ __device__ inline void finishPlain(
     }
 }
 
-//! Every rounding point. The loop stays a loop, or the many branches would be compiled once per pack, which took minutes
-//! and spilled; and because registers have no index, the packs move up by one each time.
+//! Every rounding point. The loop stays a loop, or the many branches would be compiled once per pack, which takes
+//! minutes and spills; and because registers have no index, the packs move up by one each time.
 template <typename T, int N, int C, int R>
 __device__ inline void finishRows(
     Args const& a, Pack<T, N> (&held)[C * R], float (&factor)[R], Rows const& rows, Span const& span)

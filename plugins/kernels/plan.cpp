@@ -1,8 +1,9 @@
 // Which kernel, and how the work is split: one pure function, so that a test can print and pin the whole table.
 //
-// The figures are for an H200: 132 SMs, about 4.3 TB/s of reads and writes together, so 16 bytes read and 16 written per
-// SM and nanosecond. With a loaded latency near 1 us, an SM has to keep some 20 to 30 KiB of loads in flight, and more to
-// cover the time in which a row is reduced and written. Every plan below has 64 to 128 KiB of x in an SM's registers.
+// The figures are for an H200: 132 SMs, about 4.3 TB/s of reads and writes together, so 16 bytes read and 16 written
+// per SM and nanosecond. With a latency near 1 us under load, an SM has to keep 16 KiB of reads in flight, and more to
+// cover the time in which a row is reduced and written. The plans of 16-byte accesses that hold their rows have 64 to
+// 128 KiB of x in an SM's registers.
 #include "check.h"
 
 #include <algorithm>
@@ -63,9 +64,9 @@ struct Split
 };
 
 // Short rows: one access a row leaves a thread with too little in flight, so it takes several rows at once, which also
-// share one read of the gain. A warp per row needs no barrier at all; beyond 8 accesses a thread would hold more than 32
-// registers of x. Blocks hold 4 accesses a thread while 512 threads suffice, 8 beyond: larger blocks would leave an SM
-// with one row at a time, and nothing to read while that one is reduced and written.
+// share one read of the gain. A warp per row needs no barrier at all; beyond 8 accesses a thread would hold more than
+// 32 registers of x. Blocks hold 4 accesses a thread while 512 threads suffice, 8 beyond: larger blocks would leave an
+// SM with one row at a time, and nothing to read while that one is reduced and written.
 constexpr Split kWIDE_ROWS[] = {
     {32, RMSNORM_WARP_ROWS, 1, 4},
     {64, RMSNORM_WARP_ROWS, 2, 2},

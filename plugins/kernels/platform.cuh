@@ -1,5 +1,5 @@
-// The two ways to compile these sources: nvcc, for a device; or g++ with the tests' shim, which runs the same kernels on
-// the CPU. Nothing else here knows of the second.
+// The two ways to compile these sources: nvcc, for a device; or g++ with the tests' shim, which runs the same kernels
+// on the CPU. Nothing else here knows of the second.
 #pragma once
 
 #ifdef __CUDACC__
@@ -29,7 +29,10 @@ int32_t launchKernel(void (*kernel)(Args), int64_t grid, int32_t threads, void* 
 __device__ inline uint4 loadPlain(uint4 const* from)
 {
     uint4 v;
-    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
     return v;
 }
 
@@ -41,12 +44,15 @@ __device__ inline P loadPlain(P const* from)
 
 __device__ inline void storePlain(uint4* to, uint4 const& v)
 {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 __device__ inline void storePlain(uint2* to, uint2 const& v)
 {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
 template <typename P>

@@ -102,7 +102,8 @@ typedef struct {
 RMSNORM_API int32_t rmsnormPlan(const RmsnormProblem* problem, RmsnormPlan* plan);
 
 /* Plans and launches on a stream (a cudaStream_t; null is the default one). Allocates nothing, waits for nothing, needs
- * no workspace: the launch can be captured into a CUDA graph. Errors of the execution surface later, as with any kernel. */
+ * no workspace: the launch can be captured into a CUDA graph. Errors of the execution surface later, as with any
+ * kernel. */
 RMSNORM_API int32_t rmsnormLaunch(const RmsnormProblem* problem, void* stream);
 
 /* Launches with a given plan: for tests and for tuning. A plan that does not cover the problem is RMSNORM_BAD_PLAN. */

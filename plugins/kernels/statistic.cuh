@@ -47,8 +47,8 @@ __device__ inline void warpSums(float (&value)[R], int lanes)
     }
 }
 
-//! The sum over a block, in every thread, at the price of one barrier: each warp leaves its sum, and then every warp adds
-//! up all of them for itself.
+//! The sum over a block, in every thread, at the price of one barrier: each warp leaves its sum, and then every warp
+//! adds up all of them for itself.
 //!
 //! `partial` has 2 * 32 places. A block that goes on to its next row alternates between the halves (`half`), so that
 //! no warp overwrites what a slower one has still to read; the barrier of the row in between separates equal halves.

@@ -62,8 +62,9 @@ __device__ inline void flip(uint4& words, unsigned int bits)
     words.w ^= bits;
 }
 
-//! Makes the compilers forget what they know of these words, by a zero that they cannot know. They would otherwise widen
-//! a row once, for the squares, and keep some of the float32 values for the result: kernels of 64 registers then spill.
+//! Makes the compilers forget what they know of these words, by a zero that they cannot know. They would otherwise
+//! widen a row once, for the squares, and keep some of the float32 values for the result; with 64 registers a thread,
+//! some of the kernels then spill.
 template <typename T, int N, int COUNT>
 __device__ inline void forget(Pack<T, N> (&packs)[COUNT], unsigned int zero)
 {

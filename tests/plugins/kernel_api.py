@@ -119,7 +119,8 @@ def plan_table(kernels: Kernels) -> str:
         ("float16, bfloat16, rows", {**FREE, **DTYPE["half"]}, 8, 1),
         ("float32, rows", {**FREE, **DTYPE["float32"]}, 4, 1),
         ("any type, rows, not on 16 bytes", {**FREE, **DTYPE["half"], "x": BASE + 2, "y": BASE + 2}, 1, 1),
-        ("any type, columns", {**FREE, **DTYPE["half"]}, 1, 4096),
+        ("float16, bfloat16, columns", {**FREE, **DTYPE["half"]}, 1, 4096),
+        ("float32, columns", {**FREE, **DTYPE["float32"]}, 1, 4096),
         ("any type, columns, not on 16 bytes", {**FREE, **DTYPE["half"]}, 1, 4095),
     )
     for name, fields, step, inner in layouts:

@@ -1,4 +1,7 @@
-"""The kernels' C interface: what it refuses, how it plans, what it returns."""
+"""The kernels' C interface: what it refuses, how it plans, what it returns.
+
+`python tests/plugins/test_kernels_api.py` writes the dispatch table of plugins/README.md anew.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from kernel_build import ROOT, compiler, library
 from kernel_call import KERNELS, PLACEMENTS, STATUS, TYPES, Kernels, Plan, Problem
 
 README = ROOT / "plugins" / "README.md"
+SECTION = re.compile(r"(<!-- generated: dispatch -->\n).*?(<!-- end -->)", re.DOTALL)
 HEADER = (SOURCES / "rmsnorm.h").read_text()
 
 
@@ -21,6 +25,13 @@ HEADER = (SOURCES / "rmsnorm.h").read_text()
 def kernels() -> Kernels:
     """The library, built here."""
     return Kernels(library())
+
+
+def with_table(text: str, table: str) -> str:
+    """A README with its dispatch table replaced."""
+    changed, count = SECTION.subn(lambda m: m[1] + table + m[2], text)
+    assert count == 1
+    return changed
 
 
 def test_what_is_refused(kernels: Kernels) -> None:
@@ -86,7 +97,7 @@ def test_the_dispatch_table_is_the_readmes(kernels: Kernels) -> None:
     """The table in plugins/README.md is what the plan function says for every size."""
     table = plan_table(kernels)
     print(table)
-    assert table in README.read_text()
+    assert with_table(README.read_text(), table) == README.read_text()
 
 
 @pytest.mark.parametrize(
@@ -114,3 +125,7 @@ def test_parameters_that_are_not_on_16_bytes_slow_rows_only(kernels: Kernels) ->
     change = {"gain": BASE + 2050}
     assert kernels.plan(problem(**change))[1].elements == 1
     assert kernels.plan(problem(outer=1, inner=8, **change))[1].elements == 8
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text(), plan_table(Kernels(library()))))

@@ -1,10 +1,10 @@
 // Runs CUDA kernels on the CPU, from the source that nvcc compiles: every thread of a block is a fiber.
 //
-// Blocks run one after another. Within one, a warp runs until all of its lanes wait at a barrier or have ended, then the
-// next; warps in ascending or descending order. What a device would leave undefined ends the process with a message:
-// barriers or shuffles that not every thread reaches, at different places, or with lanes that have ended; addresses that
-// are not aligned to what is read. Shared memory starts out as NaN. It finds no races beyond those that the two orders
-// of warps show, and measures no time.
+// Blocks run one after another. Within one, a warp runs until all of its lanes wait at a barrier or have ended, then
+// the next; warps in ascending or descending order. What a device would leave undefined ends the process with a
+// message: barriers or shuffles that not every thread reaches, at different places, or with lanes that have ended; addresses
+// that are not aligned to what is read. Shared memory starts out as NaN. It finds no races beyond those that the two
+// orders of warps show, and measures no time.
 #pragma once
 
 #include <cuda_bf16.h>
