@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import modelio
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
+from rmsnorm_onnx.exporters.decisions import reads_watched
 from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
 from rmsnorm_onnx.site import SCOPES_KEY
@@ -51,8 +50,14 @@ def export_traced(job: Job, opset: int) -> Routed:
         raise ExportError("TorchScript tracing failed: it takes a module, not a program that is traced already")
     tracer = _Tracer(job, opset)
     open_sizes = {n for leaf in job.example.leaves for n in sizes.dynamic_sizes(leaf)}
-    with _decisions() as decided:
+    with reads_watched(len(job.example.leaves)) as read:
         graph, states = tracer.trace(job.example.tensors, open_sizes)
+    if read.values:
+        where = ", ".join(read.values)
+        raise ExportError(
+            f"TorchScript tracing failed: Python reads values of the inputs at {where}, and what it makes of the example's "
+            "would be in the file for good"
+        )
     survey = sizes.survey(job, open_sizes, graph, lambda tensors: tracer.trace(tensors, open_sizes)[0])
     asked = job.example.shapes is not None
     if survey.baked and asked:
@@ -72,6 +77,8 @@ def export_traced(job: Job, opset: int) -> Routed:
     if written != opset:
         raise ExportError(f"TorchScript's exporter wrote opset {written}, not {opset}; ask for opset {written}")
     checked = sizes.agreement(job, model, survey)
+    places = ", ".join(read.sizes)
+    decided = [f"Python read a size or a weight at {places}: what it decided there is in the file"] if places else []
     told = [
         f"dimension {axis} of input {name} {'was tried at no other size than' if asked else 'is fixed at'} {size}: "
         + (f"PyTorch takes no other ({survey.stuck[size]})" if size in survey.stuck else "the tracer bakes it in")
@@ -175,26 +182,6 @@ def _input_names(job: Job, weights: set[str]) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
-
-
-@contextlib.contextmanager
-def _decisions() -> Iterator[list[str]]:
-    """What Python decided on a tensor while tracing, as one note: torch warns of it where it happens."""
-    import torch
-
-    notes: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", torch.jit.TracerWarning)
-        yield notes
-    places = {
-        f"{os.path.basename(warning.filename)}:{warning.lineno}": None
-        for warning in caught
-        if str(warning.message).startswith("Converting a tensor to a Python")
-    }
-    if places:
-        listed = ", ".join(places)
-        notes.append(f"Python decided on a size or a value at {listed}: its decision there is in the file for good")
 
 
 @contextlib.contextmanager
