@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,6 +100,12 @@ def expected_codes(names: Sequence[str]) -> list[DeclineCode]:
     return [code for name in names for code in VARIANTS[name].declined]
 
 
-def is_unsaid(name: str, dtype: str) -> bool:
-    """Whether a variant rounds in this type where no spec says so."""
-    return VARIANTS[name].unsaid and dtype in ("float16", "bfloat16")
+def is_unsaid(name: str, dtype: str, d: int = 64) -> bool:
+    """Whether a variant rounds in this type where no spec says so.
+
+    The paper's count ** -0.5 is a constant of the graph, and exact only for a count with a whole root.
+    """
+    if dtype not in ("float16", "bfloat16"):
+        return False
+    counts = {"zhang2019": d, "zhang2019, bias": d, "prmsnorm": d // 4}
+    return VARIANTS[name].unsaid or (name in counts and math.isqrt(counts[name]) ** 2 != counts[name])
