@@ -20,7 +20,7 @@ from rmsnorm_onnx.spec import RMSNormSpec
 if TYPE_CHECKING:
     import torch
 
-_EPSILON_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps")
+_EPSILON_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_epsilon")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ def _pair(
             )
         return PairedNorm(name, kind, site.name, spec, expected, expected.epsilon, True)
     part = dict(module.named_modules()).get(name) if name is not None else None
-    value = next((getattr(part, n) for n in _EPSILON_NAMES if isinstance(getattr(part, n, None), float)), None)
+    stated = (getattr(part, name, None) for name in _EPSILON_NAMES)
+    value = next((float(v) for v in stated if isinstance(v, int | float) and not isinstance(v, bool)), None)
     same = None if value is None else _same_epsilon(site, value)
     return PairedNorm(name, None if part is None else type(part).__name__, site.name, spec, None, value, same)
 

@@ -18,7 +18,7 @@ import transformers
 from checkpoints import SMALL, VOCABULARY, assert_close, randomized
 
 from rmsnorm_onnx.errors import ExportError, UsageError
-from rmsnorm_onnx.exporters import ExportResult, epsilons, export_transformers
+from rmsnorm_onnx.exporters import ExportResult, epsilons, export_transformers, pairing
 from rmsnorm_onnx.exporters.dynamo import ROUTE as TORCH
 from rmsnorm_onnx.exporters.transformers import ROUTE as OWN
 from rmsnorm_onnx.parity import verify
@@ -252,7 +252,7 @@ def test_states_that_are_no_keys_and_values() -> None:
 
 
 def test_a_changed_epsilon_is_an_error() -> None:
-    """A norm with another epsilon than its module is refused; one that differs from the config's alone is noted."""
+    """A norm with another epsilon than its module is refused, of a known class or not; the config's is noted."""
     from rmsnorm_onnx import exporters
 
     torch.manual_seed(0)
@@ -265,21 +265,31 @@ def test_a_changed_epsilon_is_an_error() -> None:
         for node in graph.graph:
             node.metadata_props["pkg.torch.onnx.name_scopes"] = repr(["", name, "op"])
 
+    def check() -> tuple[str, ...]:
+        return epsilons.check(pairing.pair(graph, None, module, {})[0], module.config)
+
     owner("model.norm")
-    assert epsilons.check(graph, module) == ()
+    assert check() == ()
     module.model.norm.variance_epsilon = 1e-6
-    with pytest.raises(ExportError, match=r"\(of model.norm\) has epsilon 1e-05 in the graph and 1e-06 in PyTorch"):
-        epsilons.check(graph, module)
+    with pytest.raises(
+        ExportError, match=r"is 9.99\d+e-06, and the LlamaRMSNorm model.norm that it comes from has 1e-06"
+    ):
+        check()
+    owner("model.layers.0.mlp")
+    module.model.layers[0].mlp.norm_eps = 1e-6
+    with pytest.raises(ExportError, match=r"\(of model.layers.0.mlp\) has epsilon 1e-05 in the graph and 1e-06 in PyT"):
+        check()
+    owner("model.norm")
     module.config.rms_norm_eps = 1e-6
     module.model.norm.variance_epsilon = 1e-5
-    assert epsilons.check(graph, module) == ("model.norm has epsilon 1e-05, the config 1e-06",)
+    assert check() == ("model.norm has epsilon 1e-05, the config 1e-06",)
     owner("lm_head")
     zero = ir.val("zero", const_value=ir.tensor(np.zeros(1, np.float32)), shape=ir.Shape([1]))
     zero.type = ir.TensorType(ir.DataType.FLOAT)
     add.replace_input_with(1, zero)
     graph.graph.register_initializer(zero)
     with pytest.raises(ExportError, match="has epsilon 0 in the graph and 1e-06 in PyTorch"):
-        epsilons.check(graph, module)
+        check()
 
 
 def test_arguments_without_meaning(tmp_path: Path) -> None:
