@@ -55,8 +55,8 @@ def export_traced(job: Job, opset: int) -> Routed:
     if read.values:
         where = ", ".join(read.values)
         raise ExportError(
-            f"TorchScript tracing failed: Python reads values of the inputs at {where}, and what it makes of the example's "
-            "would be in the file for good"
+            f"TorchScript tracing failed: Python reads values of the inputs at {where}, and what it makes of the "
+            "example's would be in the file for good"
         )
     survey = sizes.survey(job, open_sizes, graph, lambda tensors: tracer.trace(tensors, open_sizes)[0])
     asked = job.example.shapes is not None
