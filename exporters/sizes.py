@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -227,10 +227,23 @@ def _outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
-    """Whether two traces have the same operators, with the same names and constants, in the same order."""
-    return list(_lines(one.graph)) == list(_lines(other.graph))
+    """Whether two traces have the same operators, with the same constants and uses, in the same order."""
+    return list(_lines(one.graph, {})) == list(_lines(other.graph, {}))
 
 
-def _lines(graph: Any) -> Iterator[bytes]:
+def _lines(graph: onnx.GraphProto, names: dict[str, str]) -> Iterator[bytes]:
+    """The operators of a graph, its values numbered: the tracer names some after Python's variables, or not."""
+    for value in graph.input:
+        names.setdefault(value.name, f"%{len(names)}")
     for node in graph.node:
-        yield node.SerializeToString(deterministic=True)
+        plain = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
+        plain.input.extend(names.get(name, name) for name in node.input)
+        for name in node.output:
+            plain.output.append(names.setdefault(name, f"%{len(names)}"))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _lines(attribute.g, names)
+            else:
+                plain.attribute.append(attribute)
+        yield plain.SerializeToString(deterministic=True)
+    yield " ".join(names.get(value.name, value.name) for value in graph.output).encode()
