@@ -103,12 +103,8 @@ def example_ids(model: Any, batch: int, sequence: int) -> torch.Tensor:
 
 
 def _head(model: Any) -> str:
-    return "last_hidden_state" if model.get_output_embeddings() is None and _is_bare(model) else "logits"
-
-
-def _is_bare(model: Any) -> bool:
-    """Whether a model is the trunk that its relatives put their heads on."""
-    return getattr(model, "base_model", None) is model
+    """What the first output is: a bare model is the trunk that its relatives put their heads on."""
+    return "last_hidden_state" if model.base_model is model else "logits"
 
 
 def name_ports(model: ir.Model, signature: Signature) -> None:
