@@ -12,13 +12,14 @@ JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 CODE := rmsnorm_onnx exporters models tests benchmarks
 
-.PHONY: help setup demo test test-all lint bench format clean
+.PHONY: help setup demo test test-all lint bench models format clean
 
 help:
 	@echo "make demo       export, rewrite, run and measure tiny models and a real file; everything goes to build/demo/"
 	@echo "make test       lint, types and one test of each kind"
 	@echo "make test-all   that, then the full matrices"
 	@echo "make bench      times of find + rewrite beside other tools; build/bench_fuse.json"
+	@echo "make models     measures what is missing of the page of models, models/README.md; an hour from scratch"
 
 $(STAMP): requirements.txt tests/no-deps.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
@@ -48,6 +49,9 @@ test-all: test
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_fuse.py
+
+models: $(STAMP)
+	$(BIN)/python -m rmsnorm_onnx.models.table
 
 format: $(STAMP)
 	$(BIN)/python -m ruff check --fix $(CODE)
