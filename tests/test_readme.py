@@ -16,6 +16,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
+import transformers
+from checkpoints import SMALL
 from productions import FIELDS
 from test_roundings import table as roundings
 
@@ -195,17 +197,20 @@ def test_the_python_runs(tmp_path: Path) -> None:
 
 
 def test_the_commands_run(tmp_path: Path) -> None:
-    """The README's commands on model.onnx run in order and exit with 0."""
+    """The README's commands, on model.onnx, net.py and a checkpoint's folder, run in order and exit with 0."""
     (tmp_path / "net.py").write_text(next(block for block in blocks("python") if "def make" in block))
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(tmp_path / "my-llama")
     onnx.save(onnx.parser.parse_model(norm()), tmp_path / "model.onnx")
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("rmsnorm-onnx")]
     assert {line.split()[1] for line in commands} == {"inspect", "fuse", "verify", "export", "doctor"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    assert len(commands) == len([line for block in blocks("sh") for line in block.splitlines()])
     for command in commands:
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert {"fused.onnx", "net.onnx", "drift.png", "llama.onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 
 if __name__ == "__main__":
