@@ -12,7 +12,8 @@ struct Args
     void* y;
     void const* gain;
     void const* bias;
-    int64_t rows; // or columns: the number of statistics
+    int64_t rows;       // or columns: the number of statistics
+    int64_t firstBlock; // the number of the launch's first block, where more are needed than a grid may have
     int64_t d;
     int64_t inner;
     int64_t leading;

@@ -27,6 +27,9 @@ inline bool isEmpty(RmsnormProblem const& p)
 //! RMSNORM_OK, or the first thing that is wrong with a problem.
 int32_t check(RmsnormProblem const& problem);
 
+//! How many blocks a plan takes, all launches together.
+int64_t blocksOf(RmsnormProblem const& problem, RmsnormPlan const& plan);
+
 //! RMSNORM_OK where a plan covers a problem that passed check(), RMSNORM_BAD_PLAN otherwise.
 int32_t checkPlan(RmsnormProblem const& problem, RmsnormPlan const& plan);
 

@@ -72,8 +72,7 @@ __device__ inline void addColumns(Pack<T, N> const (&held)[C], float (&sum)[N])
 //! Makes of each thread's N sums the factors of the tile's columns, in `factors`.
 //!
 //! Two barriers, unlike rows: here every warp holds sums of many columns, and one thread per column adds them up and
-//! takes the root once, instead of every warp again. The next tile may write `partial` at once: it is read between the
-//! barriers. And its first barrier comes after every read of `factors`.
+//! takes the root once, instead of every warp again.
 template <int N>
 __device__ inline void columnFactors(Args const& a, Tile const& tile, float (&sum)[N], float* partial, float* factors)
 {
@@ -140,34 +139,32 @@ __device__ inline void finishColumns(
     }
 }
 
-//! KEEP: the tile stays in registers; otherwise it is read twice.
+constexpr int kCOLUMNS_THREADS = 512;
+
+//! KEEP: the tile stays in registers; otherwise it is read twice. At most 80 registers a thread, as for 768 threads an
+//! SM; within 64, some of these kernels spill.
 template <typename T, int N, int C, bool KEEP>
-__global__ void __launch_bounds__(N > 1 ? 1024 : 512, 1) columns(Args const a)
+__global__ void __launch_bounds__(kCOLUMNS_THREADS + 256) columns(Args const a)
 {
     RMSNORM_SHARED(float, partial, 32 * kMOST_WIDTH);
     RMSNORM_SHARED(float, factors, kMOST_WIDTH);
-    int64_t const width = int64_t{N} << a.lanesLog2;
-    int64_t const tiles = (a.rows + width - 1) / width;
-    for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x)
+    Tile const tile = makeTile<N>(a, a.firstBlock + blockIdx.x);
+    int64_t const chunk = int64_t{tile.slices} * C;
+    Pack<T, N> held[C];
+    float sum[N] = {};
+    for (int64_t first = 0; first < (KEEP ? 1 : a.d); first += chunk)
     {
-        Tile const tile = makeTile<N>(a, number);
-        int64_t const chunk = int64_t{tile.slices} * C;
-        Pack<T, N> held[C];
-        float sum[N] = {};
-        for (int64_t first = 0; first < (KEEP ? 1 : a.d); first += chunk)
+        loadColumns<KEEP ? Read::kONCE : Read::kAGAIN, T, N, C>(a, tile, first, held);
+        addColumns<T, N, C>(held, sum);
+    }
+    columnFactors<N>(a, tile, sum, partial, factors);
+    for (int64_t first = 0; first < (KEEP ? 1 : a.d); first += chunk)
+    {
+        if (!KEEP)
         {
-            loadColumns<KEEP ? Read::kONCE : Read::kAGAIN, T, N, C>(a, tile, first, held);
-            addColumns<T, N, C>(held, sum);
+            loadColumns<Read::kONCE, T, N, C>(a, tile, first, held);
         }
-        columnFactors<N>(a, tile, sum, partial, factors);
-        for (int64_t first = 0; first < (KEEP ? 1 : a.d); first += chunk)
-        {
-            if (!KEEP)
-            {
-                loadColumns<Read::kONCE, T, N, C>(a, tile, first, held);
-            }
-            finishColumns<T, N, C>(a, tile, first, held, factors);
-        }
+        finishColumns<T, N, C>(a, tile, first, held, factors);
     }
 }
 

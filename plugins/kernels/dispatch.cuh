@@ -53,7 +53,7 @@ inline int mostThreads(RmsnormPlan const& plan)
     case RMSNORM_WARP_ROWS: return kWARP_ROWS_THREADS;
     case RMSNORM_BLOCK_ROW: return plan.accesses > 4 ? 1024 : 512;
     case RMSNORM_RELOAD_ROW: return 1024;
-    default: return plan.elements > 1 ? 1024 : 512;
+    default: return kCOLUMNS_THREADS;
     }
 }
 

@@ -186,7 +186,7 @@ __device__ inline void finishPlain(
         {
             int const element = span.element<N>(c0 + b);
             bool const inside = element < span.count; // GUARD(true): the end of the gain
-            // Always set: what is written under a condition only would stay alive around the loop over rows.
+            // Always set: what is written under a condition only would stay alive around the loop.
             read[b] = Pack<G, N>{};
             if (inside)
             {

@@ -3,7 +3,23 @@
 
 #include "check.h"
 
+#include <algorithm>
 #include <cuda_runtime_api.h>
+
+namespace
+{
+
+int32_t launchOnce(int32_t xType, rmsnorm::Args const& args, RmsnormPlan const& plan, void* stream)
+{
+    switch (xType)
+    {
+    case RMSNORM_FLOAT32: return rmsnorm::launchFloat32(args, plan, stream);
+    case RMSNORM_FLOAT16: return rmsnorm::launchFloat16(args, plan, stream);
+    default: return rmsnorm::launchBfloat16(args, plan, stream);
+    }
+}
+
+} // namespace
 
 int32_t rmsnormLaunchPlan(RmsnormProblem const* problem, RmsnormPlan const* plan, void* stream)
 {
@@ -22,13 +38,15 @@ int32_t rmsnormLaunchPlan(RmsnormProblem const* problem, RmsnormPlan const* plan
     {
         return status;
     }
-    Args const args = makeArgs(*problem, *plan);
-    switch (problem->xType)
+    Args args = makeArgs(*problem, *plan);
+    RmsnormPlan piece = *plan;
+    int64_t const blocks = blocksOf(*problem, *plan);
+    for (; status == RMSNORM_OK && args.firstBlock < blocks; args.firstBlock += plan->grid)
     {
-    case RMSNORM_FLOAT32: return launchFloat32(args, *plan, stream);
-    case RMSNORM_FLOAT16: return launchFloat16(args, *plan, stream);
-    default: return launchBfloat16(args, *plan, stream);
+        piece.grid = std::min(plan->grid, blocks - args.firstBlock);
+        status = launchOnce(problem->xType, args, piece, stream);
     }
+    return status;
 }
 
 int32_t rmsnormLaunch(RmsnormProblem const* problem, void* stream)

@@ -99,7 +99,6 @@ void planRows(RmsnormProblem const& p, RmsnormPlan& plan)
         plan.kernel = RMSNORM_RELOAD_ROW;
         plan.accesses = 4;
         plan.lanes = plan.threads = kRELOAD_THREADS;
-        plan.grid = std::min(p.outer, kMAX_GRID);
         return;
     }
     plan.kernel = split->kernel;
@@ -108,43 +107,46 @@ void planRows(RmsnormProblem const& p, RmsnormPlan& plan)
     if (split->kernel == RMSNORM_BLOCK_ROW)
     {
         plan.lanes = plan.threads = static_cast<int>(ceilDiv(total, kWARP * split->accesses)) * kWARP;
-        plan.grid = std::min(p.outer, kMAX_GRID);
         return;
     }
     plan.lanes = std::min(powerOfTwo(total), kWARP);
     int64_t const rowsOfWarp = kWARP / plan.lanes * plan.rows;
     int64_t const warps = ceilDiv(p.outer, rowsOfWarp);
     plan.threads = warps <= kFEW_WARPS ? kWARP : kWARP_THREADS;
-    plan.grid = std::min(ceilDiv(warps, plan.threads / kWARP), kMAX_GRID);
 }
 
 // Neighbouring threads take neighbouring columns, so that a warp reads whole lines, and the d elements of a column are
-// dealt to slices of the block: 4 accesses a thread while that leaves at least 128 threads and at most 512, 8 beyond.
+// dealt to slices of the block. A thread takes 8 accesses: the smaller the block, the more of them share an SM, and the
+// others read while one takes its statistic.
 void planColumns(RmsnormProblem const& p, RmsnormPlan& plan)
 {
-    bool const wide = plan.elements > 1;
-    plan.lanes = wide ? kCOLUMN_LANES : kWARP;
+    plan.lanes = plan.elements > 1 ? kCOLUMN_LANES : kWARP;
     int const fewest = 128 / plan.lanes;
-    int const usual = 512 / plan.lanes;
-    int const most = (wide ? 1024 : 512) / plan.lanes;
+    int const most = 512 / plan.lanes;
     plan.kernel = RMSNORM_COLUMNS;
     plan.accesses = 8;
-    int slices = std::max(powerOfTwo(ceilDiv(p.d, 4)), fewest);
-    if (slices > usual)
-    {
-        slices = p.d <= int64_t{usual} * plan.accesses ? usual : most;
-    }
+    int const slices = std::min(std::max(powerOfTwo(ceilDiv(p.d, plan.accesses)), fewest), most);
     if (p.d > int64_t{slices} * plan.accesses)
     {
         plan.kernel = RMSNORM_RELOAD_COLUMNS;
         plan.accesses = 4;
-        slices = usual;
     }
     plan.threads = slices * plan.lanes;
-    plan.grid = std::min(ceilDiv(p.outer * p.inner, plan.lanes * plan.elements), kMAX_GRID);
 }
 
 } // namespace
+
+int64_t blocksOf(RmsnormProblem const& p, RmsnormPlan const& plan)
+{
+    switch (plan.kernel)
+    {
+    case RMSNORM_WARP_ROWS:
+        return ceilDiv(p.outer, int64_t{plan.threads / kWARP} * (kWARP / plan.lanes) * plan.rows);
+    case RMSNORM_BLOCK_ROW:
+    case RMSNORM_RELOAD_ROW: return p.outer;
+    default: return ceilDiv(p.outer * p.inner, int64_t{plan.lanes} * plan.elements);
+    }
+}
 
 int32_t checkPlan(RmsnormProblem const& p, RmsnormPlan const& plan)
 {
@@ -186,5 +188,6 @@ int32_t rmsnormPlan(RmsnormProblem const* problem, RmsnormPlan* plan)
     plan->elements = elementsPerAccess(*problem);
     plan->rows = 1;
     problem->inner == 1 ? planRows(*problem, *plan) : planColumns(*problem, *plan);
+    plan->grid = std::min(blocksOf(*problem, *plan), kMAX_GRID);
     return RMSNORM_OK;
 }

@@ -95,7 +95,7 @@ typedef struct {
     int32_t rows;     /* that a thread holds at once */
     int32_t lanes;    /* threads side by side: on one row, or on one tile's width of columns */
     int32_t threads;  /* per block */
-    int64_t grid;     /* blocks; each goes on to further rows until all are done */
+    int64_t grid;     /* blocks of a launch; where that is not all of them, further launches follow */
 } RmsnormPlan;
 
 /* Chooses a plan. Pure: nothing is launched or read through a pointer; only alignments are looked at. */

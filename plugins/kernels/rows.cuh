@@ -52,63 +52,51 @@ __device__ inline float total(float const (&sum)[4])
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-//! R rows per group of lanes at once, 32 / lanes groups per warp. Warps share nothing, so there is no barrier.
+//! R rows per group of lanes, 32 / lanes groups per warp. Warps share nothing, so there is no barrier. Lanes whose row
+//! does not exist go along: every lane reaches every shuffle.
 //!
-//! The loop runs over whole warps, never over groups: every lane reaches every shuffle, whether its row exists or not.
-//! At most 64 registers a thread, 80 where it holds 32 of x: so 1,024 or 768 threads fit an SM, with 64 or 96 KiB of x.
+//! At most 72 registers a thread, 80 where it holds 32 of x: so 896 or 768 threads fit an SM, with 56 or 96 KiB of x.
 template <typename T, int N, int C, int R>
-__global__ void __launch_bounds__(kWARP_ROWS_THREADS, C > 4 ? 6 : 8) warpRows(Args const a)
+__global__ void __launch_bounds__(kWARP_ROWS_THREADS, C > 4 ? 6 : 7) warpRows(Args const a)
 {
     int const lanes = 1 << a.lanesLog2;
     int const lane = static_cast<int>(threadIdx.x) % 32;
-    int const group = lane >> a.lanesLog2;
     int const groups = 32 >> a.lanesLog2;
-    int const warpsOfBlock = static_cast<int>(blockDim.x) / 32;
-    int64_t const warp = int64_t{blockIdx.x} * warpsOfBlock + threadIdx.x / 32;
-    int64_t const step = int64_t{gridDim.x} * warpsOfBlock * groups * R;
+    int64_t const warp = (a.firstBlock + blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     Span const span{0, static_cast<int>(a.d), lane & (lanes - 1), lanes};
-    for (int64_t base = warp * groups * R; base < a.rows; base += step)
+    Rows const rows{warp * groups * R + (lane >> a.lanesLog2), groups};
+    Pack<T, N> held[C * R];
+    loadRows<Read::kONCE, T, N, C, R>(a, rows, span, held);
+    float factor[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r)
     {
-        Rows const rows{base + group, groups};
-        Pack<T, N> held[C * R];
-        loadRows<Read::kONCE, T, N, C, R>(a, rows, span, held);
-        float factor[R];
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-        {
-            float sum[4] = {};
-            addRow<T, N, C, R>(held, r, span, a, sum);
-            factor[r] = total(sum);
-        }
-        warpSums<R>(factor, lanes);
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-        {
-            factor[r] = factorOf(factor[r], a);
-        }
-        finish<T, N, C, R>(a, held, factor, rows, span);
+        float sum[4] = {};
+        addRow<T, N, C, R>(held, r, span, a, sum);
+        factor[r] = total(sum);
     }
+    warpSums<R>(factor, lanes);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+    {
+        factor[r] = factorOf(factor[r], a);
+    }
+    finish<T, N, C, R>(a, held, factor, rows, span);
 }
 
-//! A row per block, held in registers. A block beyond the grid's limit goes on to further rows; the device hands out
-//! blocks as they finish, which evens out the end better than a grid of just as many blocks as fit.
+//! A row per block, held in registers. At most 64 registers a thread: two blocks of 512 threads fit an SM.
 template <typename T, int N, int C>
 __global__ void __launch_bounds__(C > 4 ? 1024 : 512, C > 4 ? 1 : 2) blockRow(Args const a)
 {
-    RMSNORM_SHARED(float, partial, 64);
-    int half = 0;
+    RMSNORM_SHARED(float, partial, 32);
+    Rows const rows{a.firstBlock + blockIdx.x, 0};
     Span const span{0, static_cast<int>(a.d), static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
-    {
-        Rows const rows{row, 0};
-        Pack<T, N> held[C];
-        loadRows<Read::kONCE, T, N, C, 1>(a, rows, span, held);
-        float sum[4] = {};
-        addRow<T, N, C, 1>(held, 0, span, a, sum);
-        float factor[1] = {factorOf(blockSum(total(sum), partial, half), a)};
-        half ^= 1; // GUARD(drop): a warp that runs ahead to the next row
-        finish<T, N, C, 1>(a, held, factor, rows, span);
-    }
+    Pack<T, N> held[C];
+    loadRows<Read::kONCE, T, N, C, 1>(a, rows, span, held);
+    float sum[4] = {};
+    addRow<T, N, C, 1>(held, 0, span, a, sum);
+    float factor[1] = {factorOf(blockSum(total(sum), partial), a)};
+    finish<T, N, C, 1>(a, held, factor, rows, span);
 }
 
 //! A row per block that is too long for its registers: read for the statistic, then again, from the L2 if it is there.
@@ -116,33 +104,27 @@ __global__ void __launch_bounds__(C > 4 ? 1024 : 512, C > 4 ? 1 : 2) blockRow(Ar
 template <typename T, int N, int C>
 __global__ void __launch_bounds__(1024, 1) reloadRow(Args const a)
 {
-    RMSNORM_SHARED(float, partial, 64);
-    int half = 0;
+    RMSNORM_SHARED(float, partial, 32);
+    Rows const rows{a.firstBlock + blockIdx.x, 0};
     int const chunk = static_cast<int>(blockDim.x) * N * C;
     int64_t const chunks = (a.d + chunk - 1) / chunk;
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
+    Span span{0, chunk, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+    Pack<T, N> held[C];
+    float sum[4] = {};
+    for (int64_t i = 0; i < chunks; ++i)
     {
-        Rows const rows{row, 0};
-        float sum[4] = {};
-        Span span{0, chunk, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
-        for (int64_t i = 0; i < chunks; ++i)
-        {
-            span.start = i * chunk;
-            span.count = static_cast<int>(min(int64_t{chunk}, a.d - span.start));
-            Pack<T, N> held[C];
-            loadRows<Read::kAGAIN, T, N, C, 1>(a, rows, span, held);
-            addRow<T, N, C, 1>(held, 0, span, a, sum);
-        }
-        float factor[1] = {factorOf(blockSum(total(sum), partial, half), a)};
-        half ^= 1; // GUARD(drop): a warp that runs ahead to the next row
-        for (int64_t i = chunks; i-- > 0;)
-        {
-            span.start = i * chunk;
-            span.count = static_cast<int>(min(int64_t{chunk}, a.d - span.start));
-            Pack<T, N> held[C];
-            loadRows<Read::kONCE, T, N, C, 1>(a, rows, span, held);
-            finish<T, N, C, 1>(a, held, factor, rows, span);
-        }
+        span.start = i * chunk;
+        span.count = static_cast<int>(min(int64_t{chunk}, a.d - span.start));
+        loadRows<Read::kAGAIN, T, N, C, 1>(a, rows, span, held);
+        addRow<T, N, C, 1>(held, 0, span, a, sum);
+    }
+    float factor[1] = {factorOf(blockSum(total(sum), partial), a)};
+    for (int64_t i = chunks; i-- > 0;)
+    {
+        span.start = i * chunk;
+        span.count = static_cast<int>(min(int64_t{chunk}, a.d - span.start));
+        loadRows<Read::kONCE, T, N, C, 1>(a, rows, span, held);
+        finish<T, N, C, 1>(a, held, factor, rows, span);
     }
 }
 

@@ -49,25 +49,22 @@ __device__ inline void warpSums(float (&value)[R], int lanes)
 
 //! The sum over a block, in every thread, at the price of one barrier: each warp leaves its sum, and then every warp
 //! adds up all of them for itself.
-//!
-//! `partial` has 2 * 32 places. A block that goes on to its next row alternates between the halves (`half`), so that
-//! no warp overwrites what a slower one has still to read; the barrier of the row in between separates equal halves.
-__device__ inline float blockSum(float value, float* partial, int half)
+//! `partial` has 32 places, and may not be written again: there is no second barrier.
+__device__ inline float blockSum(float value, float* partial)
 {
     int const lane = static_cast<int>(threadIdx.x) % 32;
     int const warp = static_cast<int>(threadIdx.x) / 32;
     int const warps = static_cast<int>(blockDim.x) / 32;
-    float* mine = partial + half * 32;
     float sum[1] = {value};
     warpSums<1>(sum, 32);
     bool const first = lane == 0;
     if (first)
     {
-        mine[warp] = sum[0];
+        partial[warp] = sum[0];
     }
     __syncthreads(); // GUARD(drop): every warp's sum is there
     bool const written = lane < warps; // GUARD(true): places of warps that do not exist
-    sum[0] = written ? mine[lane] : 0.0F;
+    sum[0] = written ? partial[lane] : 0.0F;
     warpSums<1>(sum, 32);
     return sum[0];
 }

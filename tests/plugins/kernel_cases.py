@@ -153,16 +153,17 @@ def branches(dtype: str) -> Iterator[Case]:
         kernel = "WARP_ROWS" if d <= 256 else "BLOCK_ROW" if d <= 8192 else "RELOAD_ROW"
         yield Case((rows, d), kernel=kernel, odd="x", **same)
     inner = RMSNormSpec(axes=(-2,), epsilon=1e-6)
-    for d, columns in ((1, 16), (3, 72), (64, 8), (65, 64), (256, 24), (512, 8), (513, 8), (1024, 8)):
+    for d, columns in ((1, 16), (3, 72), (64, 8), (65, 64), (129, 8), (256, 24), (257, 8), (512, 8)):
         yield Case((2, d, columns), spec=inner, kernel="COLUMNS", **same)
-    yield Case((2, 1025, 8), spec=inner, kernel="RELOAD_COLUMNS", **same)
+    yield Case((2, 513, 8), spec=inner, kernel="RELOAD_COLUMNS", **same)
+    yield Case((1, 1100, 8), spec=inner, kernel="RELOAD_COLUMNS", **same)
     for d, columns in ((5, 3), (64, 33), (128, 7)):
         yield Case((3, d, columns), spec=inner, kernel="COLUMNS", **same)
     yield Case((3, 129, 5), spec=inner, kernel="RELOAD_COLUMNS", **same)
 
 
 def forced(dtype: str) -> Iterator[Case]:
-    """Every kernel on small rows, by plans of our own: tails, blocks of several warps, grids that go around."""
+    """Every kernel on small rows, by plans of our own: tails, blocks of several warps, several launches."""
     wide = 4 if dtype == "float32" else 8
     names = {name: code for code, name in enumerate(KERNELS)}
     leading = PLAIN.replace(leading=wide * 2 + 3)

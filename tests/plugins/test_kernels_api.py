@@ -106,6 +106,7 @@ def test_the_dispatch_table_is_the_readmes(kernels: Kernels) -> None:
         ({"outer": 2**31, "d": 4096}, 2**31 - 1),
         ({"outer": 2**33, "d": 2048}, 2**31 - 1),
         ({"outer": 2**36, "d": 1, "x": BASE + 2, "y": BASE + 2}, 2**27),
+        ({"outer": 2**50, "d": 1, "x": BASE + 2, "y": BASE + 2}, 2**31 - 1),
         ({"outer": 10**6, "d": 4096}, 10**6),
         ({"outer": 10**6, "d": 128}, 10**6 // 32 + (10**6 % 32 > 0)),
         ({"outer": 8, "d": 128}, 1),

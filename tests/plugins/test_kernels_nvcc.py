@@ -17,7 +17,7 @@ STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 USED = re.compile(r"Used (\d+) registers")
 KERNEL = re.compile(r"^void rmsnorm::(\w+<.*>)\(rmsnorm::Args\)$")
 
-LIMITS = {"warpRows": 64, "blockRow": 64, "reloadRow": 64, "columns": 128}
+LIMITS = {"warpRows": 72, "blockRow": 64, "reloadRow": 64, "columns": 80}
 """Registers that leave room for as many threads as the plans count on (65,536 registers an SM)."""
 
 

@@ -2,9 +2,9 @@
 //
 // Blocks run one after another. Within one, a warp runs until all of its lanes wait at a barrier or have ended, then
 // the next; warps in ascending or descending order. What a device would leave undefined ends the process with a
-// message: barriers or shuffles that not every thread reaches, at different places, or with lanes that have ended; addresses
-// that are not aligned to what is read. Shared memory starts out as NaN. It finds no races beyond those that the two
-// orders of warps show, and measures no time.
+// message: barriers or shuffles that not every thread reaches, at different places, or with lanes that have ended;
+// addresses that are not aligned to what is read. Shared memory starts out as NaN. It finds no races beyond those that
+// the two orders of warps show, and measures no time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -64,7 +64,6 @@ struct Machine
     std::map<int, std::vector<char>> shared;
     Index block;
     Index blockSize;
-    Index gridSize;
 };
 
 inline Machine machine;
@@ -241,8 +240,7 @@ int32_t launch(void (*kernel)(Args), int64_t grid, int32_t threads, Args const& 
     }
     machine.body = [&] { kernel(args); };
     machine.blockSize.x = static_cast<unsigned>(threads);
-    machine.gridSize.x = static_cast<unsigned>(grid);
-    for (machine.block.x = 0; machine.block.x < machine.gridSize.x; ++machine.block.x)
+    for (machine.block.x = 0; machine.block.x < static_cast<unsigned>(grid); ++machine.block.x)
     {
         runBlock(static_cast<unsigned>(threads));
     }
@@ -256,7 +254,6 @@ int32_t launch(void (*kernel)(Args), int64_t grid, int32_t threads, Args const& 
 #define threadIdx (shim::machine.current->thread)
 #define blockIdx (shim::machine.block)
 #define blockDim (shim::machine.blockSize)
-#define gridDim (shim::machine.gridSize)
 #define __syncthreads() shim::wait(shim::State::kBARRIER, __LINE__)
 #define __shfl_xor_sync(mask, value, offset) shim::shuffleXor(mask, value, offset, __LINE__)
 #define RMSNORM_SHARED(type, name, count) type* const name = shim::shared<type>(__LINE__, count)
