@@ -77,13 +77,13 @@ def check_model(path: Path, model: torch.nn.Module, dtype: str) -> None:
     assert_close(got[seen], wanted[mask.bool()], dtype)
 
 
-def test_one_file(whole: Path, tmp_path: Path) -> None:
-    """A trained checkpoint becomes a file with its gains to the last bit, its numbers, and each norm within bounds."""
+def test_one_file(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`export FOLDER` keeps a trained checkpoint's gains to the last bit, its numbers, and each norm within bounds."""
     path = tmp_path / "model.onnx"
-    result = export_transformers(whole, output=path)
-    assert (result.report.found, result.report.rewritten, result.report.declined) == (NORMS, NORMS, 0)
-    assert result.notes == ()
-    check_gains(result.model, whole, "float32")
+    assert cli.main(["export", str(whole), "-o", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["found"], told["rewritten"], told["declined"], told["export"]["notes"]) == (NORMS, NORMS, 0, [])
+    check_gains(ir.load(path), whole, "float32")
     check_model(path, trained_llama(), "float32")
     report = verify(path)
     assert len(report.sites) == NORMS and all(site.within for site in report.sites)
@@ -237,7 +237,8 @@ def test_other_weights_are_noted(whole: Path, tmp_path: Path) -> None:
         load(folder)
 
 
-def test_command_line(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.full
+def test_command_line_with_a_cache(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`export FOLDER --cache --dtype --opset` writes the decoder with its cache in that type and opset."""
     path = tmp_path / "model.onnx"
     flags = ["--cache", "--dtype", "float16", "--opset", "20", "--json"]
