@@ -22,6 +22,7 @@ Rows = Mapping[Key, Row]
 COLUMNS = (
     "model",
     "opset",
+    "type",
     "route",
     "norms",
     "found",
@@ -33,6 +34,9 @@ COLUMNS = (
     "loads",
 )
 """The columns of the table of models; that of variants says who computes it so in place of the route."""
+
+CELLS = COLUMNS[3:]
+"""The columns that are measured."""
 
 ULPS = ("ulp", "PyTorch's ulp")
 _SEPARATOR = " / "
@@ -50,8 +54,8 @@ operators, then read. Beside what this package finds stands what other tools fin
 
 ## How to read it
 
-- A cell with three parts is {dtypes}; one part says that all three are the same. Opsets with the same
-  cells share a line, whose ulps are the worst of them.
+- A cell with several parts has one for each type of its line; one part says that all are the same. Opsets with the
+  same cells share a line, whose ulps are the worst of them.
 - *route*: {routes}; `+` where the file was exported at another opset and
   converted.
 - *norms*: at how many places PyTorch has an RMSNorm. *found*: how many were found in the file. *equal*: how many of
@@ -78,6 +82,7 @@ class Line:
 
     name: str
     opsets: tuple[int, ...]
+    dtypes: tuple[str, ...]
     cells: Mapping[str, tuple[str, ...]]
 
 
@@ -93,7 +98,6 @@ def render(rows: Rows, machine: Mapping[str, str]) -> str:
     counts = f"{len({k.name for k in models})} models and {len({k.name for k in variants})} variants of the norm"
     parts = [
         TEXT.format(
-            dtypes=_SEPARATOR.join(tiny.DTYPES),
             routes=", ".join(f"`{short}` is {words}" for words, short in _ROUTES),
             peers=", ".join(f"*{p}*" for p in PEERS),
             gross=", ".join(f"{GROSS[t]:g} ({t})" for t in tiny.DTYPES),
@@ -122,15 +126,22 @@ def lines(rows: Rows) -> list[Line]:
     for name in dict.fromkeys(key.name for key in rows):
         groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for opset in sorted({key.opset for key in rows if key.name == name}):
-            cells = _cells([_row(rows, name, dtype, opset) for dtype in tiny.DTYPES])
-            groups.setdefault(tuple(cells[c] for c in COLUMNS[2:] if c not in ULPS), []).append(opset)
-        for opsets in groups.values():
-            measured = [[_row(rows, name, dtype, opset) for dtype in tiny.DTYPES] for opset in opsets]
+            dtypes = _dtypes(rows, name, opset)
+            cells = _cells([_row(rows, name, dtype, opset) for dtype in dtypes])
+            groups.setdefault((dtypes, *(cells[c] for c in CELLS if c not in ULPS)), []).append(opset)
+        for (dtypes, *_), opsets in groups.items():
+            measured = [[_row(rows, name, dtype, opset) for dtype in dtypes] for opset in opsets]
             cells = _cells(measured[0])
             for column, field in zip(ULPS, ("ulp", "torch_ulp"), strict=True):
-                cells[column] = tuple(_worst([m[i] for m in measured], field) for i in range(len(tiny.DTYPES)))
-            found.append(Line(name, tuple(opsets), cells))
+                cells[column] = tuple(_worst([m[i] for m in measured], field) for i in range(len(dtypes)))
+            found.append(Line(name, tuple(opsets), dtypes, cells))
     return found
+
+
+def _dtypes(rows: Rows, name: str, opset: int) -> tuple[str, ...]:
+    """The types that a model was measured in at an opset."""
+    there = {key.dtype for key in rows if (key.name, key.opset) == (name, opset)}
+    return tuple(dtype for dtype in tiny.DTYPES if dtype in there)
 
 
 def read(text: str) -> dict[Key, dict[str, str]]:
@@ -147,8 +158,9 @@ def read(text: str) -> dict[Key, dict[str, str]]:
         for line in body:
             cells = dict(zip(names, _split(line), strict=True))
             for opset in cells["opset"].split(", "):
-                for index, dtype in enumerate(tiny.DTYPES):
-                    parts = {c: _part(cells[c], index) for c in names if c not in ("model", "opset")}
+                dtypes = cells["type"].split(_SEPARATOR)
+                for index, dtype in enumerate(dtypes):
+                    parts = {c: _part(cells[c], index, len(dtypes)) for c in names if c not in COLUMNS[:3]}
                     rows[Key(kind, cells["model"], dtype, int(opset))] = parts
     return rows
 
@@ -157,9 +169,9 @@ def _split(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _part(cell: str, index: int) -> str:
+def _part(cell: str, index: int, count: int) -> str:
     parts = cell.split(_SEPARATOR)
-    return parts[index] if len(parts) == len(tiny.DTYPES) else cell
+    return parts[index] if len(parts) == count else cell
 
 
 def _row(rows: Rows, name: str, dtype: str, opset: int) -> Row:
@@ -168,13 +180,13 @@ def _row(rows: Rows, name: str, dtype: str, opset: int) -> Row:
 
 def _cells(by_dtype: Sequence[Row]) -> dict[str, tuple[str, ...]]:
     each = [cells_of(row) for row in by_dtype]
-    return {column: tuple(cells[column] for cells in each) for column in COLUMNS[2:]}
+    return {column: tuple(cells[column] for cells in each) for column in CELLS}
 
 
 def cells_of(row: Row) -> dict[str, str]:
     """The cells of one row, by column."""
     if "failed" in row:
-        return {**dict.fromkeys(COLUMNS[2:], _EMPTY), "found": "not exported"}
+        return {**dict.fromkeys(CELLS, _EMPTY), "found": "not exported"}
     peers = {tool: str(Finding(**row["peers"][tool])) for tool in PEERS}
     return {
         "route": short_route(row["route"]),
@@ -220,12 +232,12 @@ def _table(found: Iterable[Line], columns: Sequence[str], families: Mapping[str,
     right = {"norms", "found", "equal", *ULPS}
     text = [f"| {' | '.join(columns)} |", "|" + "|".join("---:" if c in right else "---" for c in columns) + "|"]
     for line in found:
-        cells = [line.name, ", ".join(map(str, line.opsets))]
-        for column in COLUMNS[2:]:
+        cells = [line.name, ", ".join(map(str, line.opsets)), _SEPARATOR.join(line.dtypes)]
+        for column in CELLS:
             parts = line.cells[column]
             cells.append(parts[0] if len(set(parts)) == 1 else _SEPARATOR.join(parts))
         if families:
-            cells[2] = families[line.name].families.replace("|", "\\|")
+            cells[3] = families[line.name].families.replace("|", "\\|")
         text.append(f"| {' | '.join(cells)} |")
     return text
 
