@@ -69,10 +69,30 @@ def pair(
     notes = [note for pair in pairs if (note := _difference(pair, sites)) is not None]
     seen = {pair.module for pair in pairs}
     for name, (kind, spec, _) in known.items():
-        if name not in seen:
+        untraced = None if name in seen else _untraced(pairs, sites, spec)
+        if untraced is not None:
+            pairs[untraced] = PairedNorm(
+                name, kind, pairs[untraced].site, pairs[untraced].found, spec, spec.epsilon, True
+            )
+        elif name not in seen:
             pairs.append(PairedNorm(name, kind, None, None, spec, spec.epsilon, None))
             notes.append(f"the {kind} {name or 'that is the module itself'} was not found in the file")
     return tuple(pairs), notes
+
+
+def _untraced(pairs: Sequence[PairedNorm], sites: Sequence[SiteReport], spec: RMSNormSpec) -> int | None:
+    """The first norm without a module that is a norm of this spec: in a loop's body torch.onnx leaves no trace."""
+    types = {site.name: site.x_type for site in sites if site.module is None}
+    for i, pair in enumerate(pairs):
+        x_type = types.get(pair.site or "") if pair.module is None else None
+        if x_type is not None and pair.found is not None and _raised(pair.found, x_type) == _raised(spec, x_type):
+            return i
+    return None
+
+
+def _raised(spec: RMSNormSpec, x_type: str) -> RMSNormSpec:
+    """A spec as every form writes it, comparable."""
+    return raise_statistic(spec.resolve(x_type)).canonical(x_type)
 
 
 def _sites(model: ir.Model, report: FusionReport | None) -> Sequence[SiteReport]:
@@ -123,7 +143,7 @@ def _difference(pair: PairedNorm, sites: Sequence[SiteReport]) -> str | None:
     site = next(s for s in sites if s.name == pair.site and s.module == pair.module)
     if pair.expected is None or pair.found is None or site.x_type is None:
         return None
-    found, meant = (raise_statistic(s).canonical(site.x_type) for s in (pair.found, pair.expected))
+    found, meant = (raise_statistic(s.resolve(site.x_type)).canonical(site.x_type) for s in (pair.found, pair.expected))
     if found == meant:
         return None
     said, want = describe(found, site.x_type), describe(meant, site.x_type)
