@@ -219,6 +219,8 @@ def _symbolics(opset: int) -> Iterator[None]:
             group = registry.get_function_group(name)
             if held[name] is not None and (group is None or group.get(opset) is not held[name]):
                 register_custom_op_symbolic(name, held[name], opset)
+            elif groups[name] is None:
+                registry._registry.pop(name, None)  # of an empty group torch asks its oldest opset, and falls over
 
 
 def _name_scopes(module: torch.nn.Module) -> None:

@@ -28,6 +28,9 @@ Array = npt.NDArray[np.float64]
 LANES = 8
 """Partial sums that an implementation is taken to keep: the narrowest vector unit in use (256 bits of float32)."""
 
+_BOUND_ERROR = 5 * 2.0**-53
+"""The relative error of `error_bound`, which subtracts 1 / rms of two evaluations: two roots, two divisions, a product."""
+
 _ROOT_ROUNDINGS = 7.0
 # Half ulps between the mean and 1/rms, besides the rounding of 1/rms itself: epsilon and its sum, halved by the root,
 # 1; a factor d**0.5 2; a root and a reciprocal that are right within one ulp 4.
@@ -145,8 +148,9 @@ def tolerance(spec: RMSNormSpec, dtype: str, size: int) -> float:
     for an ulp is at least that share of a value; the steps that round the result itself cost half an ulp. With u_T for
     half of T's eps and S for statistic_type::
 
-        [(1 + 8 u_S) / sqrt(1 - g) * product of (1 + u) - 1] / u_R  +  sum of u / 2 u_R
+        [((1 + 8 u_S) / sqrt(1 - g) + c) * product of (1 + u) - 1] / u_R  +  sum of u / 2 u_R
         g = (ceil(size / LANES) + log2(LANES) + 7) u_S, and 2 u_S more where x is cast to a narrower S
+        c: what float64 costs: the reference's own error, and 5 u in the evaluation of `error_bound`
         product: over factor_type and normalized_type where they narrow, the type of x * f, an offset's gain_type
         sum: over the product with the gain and the sum with the bias, in product_type, and the result's own rounding
 
@@ -189,7 +193,7 @@ def tolerance(spec: RMSNormSpec, dtype: str, size: int) -> float:
     factor = [] if dtypes.holds(r.factor_type, r.statistic_type) else [r.factor_type]
     offset = [r.gain_type] if r.gain_offset else []
     growth = math.prod(1 + unit(name) for name in factor + before + offset)
-    growth *= (1 + (_ROOT_ROUNDINGS + 1) * statistic) / math.sqrt(low) + _reference_error(size)
+    growth *= (1 + (_ROOT_ROUNDINGS + 1) * statistic) / math.sqrt(low) + _reference_error(size) + _BOUND_ERROR
     return float(
         math.ceil((growth - 1 + r.has_bias * unit("float64") + sum(unit(name) for name in after) / 2) / result)
     )

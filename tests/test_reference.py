@@ -229,6 +229,17 @@ def test_rounded_reference_is_within_the_bound(spec: RMSNormSpec, x_type: str, s
     assert np.all((error <= bound) | np.isinf(bound))
 
 
+def test_tolerance_covers_what_the_bound_itself_rounds() -> None:
+    """In float64 the bound is evaluated in the type that it is of, which costs a fraction of an ulp."""
+    rng = np.random.default_rng(0)
+    x, gain = rng.normal(size=(3, 103)) * 1e-3, rng.normal(1, 0.5, 103)
+    spec = RMSNormSpec(epsilon=0.0, statistic_type="x", factor_type="x")
+    bound = error_bound(spec, x, gain)
+    assert np.all(
+        bound <= tolerance(spec, "float64", 103) * spacing(np.abs(reference(spec, x, gain)) + bound, "float64")
+    )
+
+
 @given(specs, st.sampled_from(["float16", "bfloat16", "float32", "float64"]), st.integers(1, 300), st.data())
 @settings(max_examples=300, deadline=None)
 def test_tolerance_covers_the_bound(spec: RMSNormSpec, x_type: str, size: int, data: st.DataObject) -> None:
