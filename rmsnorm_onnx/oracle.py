@@ -29,7 +29,7 @@ LANES = 8
 """Partial sums that an implementation is taken to keep: the narrowest vector unit in use (256 bits of float32)."""
 
 _BOUND_ERROR = 5 * 2.0**-53
-"""The relative error of `error_bound`, which subtracts 1 / rms of two evaluations: two roots, two divisions, a product."""
+"""The relative error in evaluating `error_bound`: 1 / rms twice, of two roots and two divisions, and a product."""
 
 _ROOT_ROUNDINGS = 7.0
 # Half ulps between the mean and 1/rms, besides the rounding of 1/rms itself: epsilon and its sum, halved by the root,
