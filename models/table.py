@@ -34,7 +34,7 @@ COVER: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {17: ("float32",), 18: ("float32",), 23: ("float16",), 24: ("bfloat16",)}
 )
 """The types that each model is measured in, by opset: 17, which older runtimes take; 18, the oldest that torch writes
-itself; 23, the first with RMSNormalization; 24, the one after it. An export takes seconds, so each opset has one type."""
+itself; 23, the first with RMSNormalization; 24, the one after it. An export takes seconds: each has one."""
 
 OPSETS = tuple(COVER)
 """The opsets of the page."""
