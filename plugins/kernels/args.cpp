@@ -62,6 +62,7 @@ Args makeArgs(RmsnormProblem const& p, RmsnormPlan const& plan)
     a.d = p.d;
     a.inner = p.inner;
     a.leading = p.leading == 0 ? p.d : p.leading;
+    a.inverseInner = 1.0 / static_cast<double>(p.inner);
     a.inverseCount = static_cast<float>(1.0 / static_cast<double>(a.leading));
     a.epsilon = p.epsilon;
     a.hasOffset = p.gainOffset != 0.0F;

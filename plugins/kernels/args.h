@@ -17,7 +17,8 @@ struct Args
     int64_t d;
     int64_t inner;
     int64_t leading;
-    float inverseCount; // 1 / leading
+    double inverseInner; // 1 / inner
+    float inverseCount;  // 1 / leading
     float epsilon;
     float gainOffset; // -0 where there is none, the one number that changes no gain when added, zeros included
     int32_t yType;

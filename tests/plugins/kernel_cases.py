@@ -217,6 +217,9 @@ def awkward(dtype: str) -> Iterator[Case]:
         yield Case((3, 6 * wide), dtype, PLAIN.replace(has_bias=True), dtype, dtype, odd=names)
         inner = RMSNormSpec(axes=(-2,), epsilon=1e-6, has_bias=True)
         yield Case((2, 5, 3 * wide), dtype, inner, dtype, dtype, odd=names, values="near epsilon")
+    # 49 * (1 / 49) is below 1 in float64: a column number divided by way of a reciprocal.
+    for width in (49, 49 * wide):
+        yield Case((5, 3, width), dtype, RMSNormSpec(axes=(-2,)), dtype, dtype)
     yield Case((2, 3, 4, wide), dtype, RMSNormSpec(axes=(-3, -2, -1)), dtype, dtype)
     yield Case((2, 5, 7, 3), dtype, RMSNormSpec(axes=(-3,), epsilon=0.0), dtype, dtype, values="zeros")
 
