@@ -77,7 +77,7 @@ def export_keras(
             that Keras itself gets wrong. Nothing was written.
         MissingDependencyError: Keras or torch is not installed.
     """
-    exporter._check_arguments(opset, None, output, consumer, form, options.get("route"))
+    exporter.check_arguments(opset, None, output, consumer, form, options.get("route"))
     if "dtype" in options:
         raise UsageError("a Keras model's types are its dtype policies'; set them when the model is built")
     _require_torch_backend(model)

@@ -115,7 +115,7 @@ def export(
             is a false claim in `norms`, and a norm whose epsilon is not its module's.
         MissingDependencyError: torch is not installed.
     """
-    _check_arguments(opset, dtype, output, consumer, form, route)
+    check_arguments(opset, dtype, output, consumer, form, route)
     _check_names(input_names, output_names)
     try:
         import torch
@@ -185,7 +185,7 @@ def _module_and_example(
     return module, example
 
 
-def _check_arguments(
+def check_arguments(
     opset: int | None,
     dtype: str | None,
     output: str | os.PathLike[str] | None,

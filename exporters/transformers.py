@@ -79,7 +79,7 @@ def export_transformers(
             another epsilon than its module. Nothing was written.
         MissingDependencyError: torch or transformers is not installed.
     """
-    exporter._check_arguments(opset, dtype, output, consumer, form, route)
+    exporter.check_arguments(opset, dtype, output, consumer, form, route)
     checkpoint.require_transformers("exporting its models")
     with ONE_AT_A_TIME, quiet(), step("reading the model"):
         model, notes = _read(source, dtype, seed)
