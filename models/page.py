@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ CELLS = COLUMNS[3:]
 """The columns that are measured."""
 
 ULPS = ("ulp", "PyTorch's ulp")
+_FOLDERS = re.compile(r"(?:/[^/\s:]+)+/")  # in the words of tools: where a file lay while it was measured
 _SEPARATOR = " / "
 _EMPTY = "-"
 
@@ -63,7 +65,7 @@ operators, then read. Beside what this package finds stands what other tools fin
   by its code.
 - {peers}: how many norms each turned into
   one operator: onnxruntime's C++ optimiser when it loads the file for the CPU; onnxscript's rewriter with its RMSNorm
-  rules; onnxscript's fusions for onnxruntime; transformers' `ort_fusions="cpu"`. In brackets what is wrong with the
+  rules, on the file as it is; onnxscript's fusions for onnxruntime; transformers' `ort_fusions="cpu"`. In brackets what is wrong with the
   file that it made: *invalid* is said by onnx's full check, *does not load* by onnxruntime's CPU provider, and *other
   numbers* where outputs are off by more than {gross} of the largest.
   *no kernel*: onnxruntime loads no file with operators that it has no kernel for, and so optimises none; what the
@@ -284,7 +286,8 @@ def _complaints(rows: Rows) -> Iterator[str]:
                 said[tool, finding["problem"]].append((place, finding["detail"]))
     for (tool, problem), places in said.items():
         place, detail = places[0]
-        words = f": `{detail.replace('`', chr(39)).replace('|', '/')}`" if detail else ""
+        detail = _FOLDERS.sub("", detail).replace("`", "'").replace("|", "/")
+        words = f": `{detail}`" if detail else ""
         yield f"- {tool}, {problem}: {len(places)} files, for example {place}{words}"
     if not said:
         yield "Nothing."

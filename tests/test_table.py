@@ -119,7 +119,7 @@ def row(found: int = 2, **changes: Any) -> dict[str, Any]:
         "loads": True,
         "why": "",
         "notes": [],
-        "peers": {tool: Finding(1, "does not load", "a | b").to_json() for tool in TOOLS},
+        "peers": {tool: Finding(1, "does not load", "/some/folder/a | b").to_json() for tool in TOOLS},
     }
     return {**own, **changes}
 
