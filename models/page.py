@@ -65,11 +65,11 @@ operators, then read. Beside what this package finds stands what other tools fin
   by its code.
 - {peers}: how many norms each turned into
   one operator: onnxruntime's C++ optimiser when it loads the file for the CPU; onnxscript's rewriter with its RMSNorm
-  rules, on the file as it is; onnxscript's fusions for onnxruntime; transformers' `ort_fusions="cpu"`. In brackets what is wrong with the
-  file that it made: *invalid* is said by onnx's full check, *does not load* by onnxruntime's CPU provider, and *other
-  numbers* where outputs are off by more than {gross} of the largest.
-  *no kernel*: onnxruntime loads no file with operators that it has no kernel for, and so optimises none; what the
-  other tools make of such a file is counted and not run.
+  rules, on the file as it is; onnxscript's fusions for onnxruntime, with its optimiser first; transformers'
+  `ort_fusions="cpu"`. In brackets what is wrong with the file that it made: *invalid* is said by onnx's full check,
+  *does not load* by onnxruntime's CPU provider, and *other numbers* where outputs are off by more than {gross} of the
+  largest. *no kernel*: onnxruntime loads no file with operators that it has no kernel for, and so optimises none; what
+  the other tools make of such a file is counted and not run.
 - *ulp*: the worst distance of a rewritten norm from the float64 reference, each norm alone in onnxruntime on rows of
   zeros, huge, tiny, constant and near epsilon; `!` marks one beyond the bound of its spec. *PyTorch's ulp*: that of the
   module itself on such rows.
