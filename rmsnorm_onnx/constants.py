@@ -188,6 +188,8 @@ class Constants:
         marked = any(i is not None and bool(np.any(self._marks(i))) for i in inputs)
         if marked and kind not in _MOVES and not (kind == "Cast" and _is_wide(_cast_target(self._view, node, ref))):
             return None  # a dimension known only at run time is no number to compute with
+        if kind in ("Gather", "Slice") and any(i is not None and bool(np.any(self._marks(i))) for i in inputs[1:]):
+            return None  # nor is it an index or a bound
         with np.errstate(all="ignore"):
             if kind in _UNARY and first.dtype.kind != "i":
                 return np.asarray(_UNARY[kind](first)).astype(first.dtype)
@@ -289,7 +291,8 @@ def _gather_like(
     if first is None or first.dtype.kind not in "iu":
         return None
     if node.op_type == "Gather" and len(inputs) > 1 and inputs[1] is not None and first.ndim == 1:
-        return np.asarray(first[np.clip(inputs[1], -first.size, first.size - 1)]) if first.size else None
+        inside = bool(np.all((inputs[1] >= -first.size) & (inputs[1] < first.size)))
+        return np.asarray(first[inputs[1]]) if inside else None
     if node.op_type == "Concat" and all(i is not None and i.ndim == 1 for i in inputs):
         return np.concatenate([i for i in inputs if i is not None])
     if node.op_type == "Slice" and first.ndim == 1 and len(inputs) in (3, 4) and all(i is not None for i in inputs):

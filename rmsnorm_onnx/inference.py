@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence, Set
 
 import onnx
 import onnx_ir as ir
@@ -68,6 +68,7 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
     for function in model.functions.values():
         if function.graph is not graph:
             ir.serde.serialize_function_into(proto.functions.add(), function)
+    _forget_run_time_places(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises errors of several kinds; without shapes, what needs one is declined, never guessed
@@ -86,6 +87,34 @@ def _write(proto: onnx.GraphProto, node: ir.Node) -> None:
         if index is not None and index < len(node.outputs):
             ends = [node.inputs[0].name or ""], [node.outputs[index].name or ""]
             proto.node.append(onnx.helper.make_node("Identity", *ends, name=name))
+
+
+def _forget_run_time_places(proto: onnx.ModelProto) -> None:
+    """Keeps onnx from knowing what a Gather or Slice gives where only the run knows the place that it takes.
+
+    When it propagates data, onnx reads an unknown place as 0, and so takes the target of a Reshape for known. Abs
+    carries types and shapes on, and no data.
+    """
+    _forget_places_of(proto.graph.node, {initializer.name for initializer in proto.graph.initializer})
+    for function in proto.functions:
+        _forget_places_of(function.node, set())
+
+
+def _forget_places_of(nodes: MutableSequence[onnx.NodeProto], known: Set[str]) -> None:
+    known = known | {name for node in nodes if node.op_type == "Constant" for name in node.output}
+    kept = list(nodes)
+    del nodes[:]
+    for node in kept:
+        nodes.append(node)
+        node = nodes[-1]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                inner = known | {initializer.name for initializer in attribute.g.initializer}
+                _forget_places_of(attribute.g.node, inner)
+        if node.op_type in ("Gather", "Slice") and any(name and name not in known for name in node.input[1:]):
+            result = node.output[0]
+            node.output[0] = f"{result} as onnx guesses it"
+            nodes.append(onnx.helper.make_node("Abs", [node.output[0]], [result], name=_EXTRA))
 
 
 def _add_info(graph: onnx.GraphProto, name: str, dtype: ir.DataType | None, shape: Dims | None) -> None:

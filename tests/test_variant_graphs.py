@@ -89,3 +89,39 @@ def test_a_dimension_is_no_number() -> None:
     text = edit(text, "int64[1] heads = {4}", "int64[1] heads = {4}, int64[1] until = {1}")
     (site,) = find_rms_norms(parse(edit(text, "Slice (shape, front, heads)", "Slice (shape, front, until)"), w=GAIN))
     assert isinstance(site, Declined) and site.code.value == "epsilon"
+
+
+# The size of another input, known at run time only, is an index here, and a bound.
+PICKED = """
+m (float[3,12] x, float[K] other) => (float[A,B] y)
+<int64[1] last = {-1}, int64[1] second = {1}, int64[1] far = {9}, int64[2] counts = {12, 5}, int64[3] some = {-1, 0, 1},
+ int64[3] sizes = {-1, 3, 4}, float two = {2.0}, float eps = {1e-5}>
+{
+ size = Shape (other)
+ %s
+ sq = Pow (h, two)
+ %s
+ me = Add (ms, eps)
+ rms = Sqrt (me)
+ y = Div (h, rms)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("before", "statistic", "code"),
+    [
+        (
+            "k = Gather (counts, size) h = Identity (x)",
+            "f = Cast <to = 1> (k) t = ReduceSum (sq, last) ms = Div (t, f)",
+            "numerator",
+        ),
+        ("h = Identity (x)", "axis = Gather (some, size) ms = ReduceMean (sq, axis)", "axes"),
+        ("t = Slice (sizes, size, far) h = Reshape (x, t)", "ms = ReduceMean (sq, second)", "shape-unknown"),
+        ("t = Slice (sizes, last, size) h = Reshape (x, t)", "ms = ReduceMean (sq, second)", "shape-unknown"),
+    ],
+)
+def test_a_run_time_size_is_no_index(before: str, statistic: str, code: str) -> None:
+    """A Gather or Slice at a place that only the run knows gives nothing to prove an axis or a count with."""
+    (site,) = find_rms_norms(parse(PICKED % (before, statistic)))
+    assert isinstance(site, Declined), site
+    assert site.code.value == code
