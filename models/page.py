@@ -41,6 +41,7 @@ CELLS = COLUMNS[3:]
 
 ULPS = ("ulp", "PyTorch's ulp")
 _FOLDERS = re.compile(r"(?:/[^/\s:]+)+/")  # in the words of tools: where a file lay while it was measured
+_MISSING = "Not measured yet"
 _SEPARATOR = " / "
 _EMPTY = "-"
 
@@ -88,12 +89,13 @@ class Line:
     cells: Mapping[str, tuple[str, ...]]
 
 
-def render(rows: Rows, machine: Mapping[str, str]) -> str:
+def render(rows: Rows, machine: Mapping[str, str], missing: Sequence[Key] = ()) -> str:
     """The page.
 
     Args:
-        rows: Every row, measured.
+        rows: Every row that was measured.
         machine: The processor and the versions of the packages, by name.
+        missing: The rows that were not.
     """
     models = {key: row for key, row in rows.items() if key.kind == "model"}
     variants = {key: row for key, row in rows.items() if key.kind == "variant"}
@@ -118,6 +120,8 @@ def render(rows: Rows, machine: Mapping[str, str]) -> str:
         *_notes(rows),
         "\n## What was wrong with the files of others\n",
         *_complaints(rows),
+        f"\n## {_MISSING}\n",
+        *([f"- {place(key)}" for key in missing] or ["Nothing."]),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -165,6 +169,17 @@ def read(text: str) -> dict[Key, dict[str, str]]:
                     parts = {c: _part(cells[c], index, len(dtypes)) for c in names if c not in COLUMNS[:3]}
                     rows[Key(kind, cells["model"], dtype, int(opset))] = parts
     return rows
+
+
+def missing(text: str) -> set[str]:
+    """The rows that a page says were not measured, as `place` names them."""
+    section = text.split(f"\n## {_MISSING}\n", 1)[1]
+    return {line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")}
+
+
+def place(key: Key) -> str:
+    """A row in words."""
+    return f"{key.name} {key.dtype} opset {key.opset}"
 
 
 def _split(line: str) -> list[str]:
@@ -248,7 +263,7 @@ def _remarks(rows: Rows) -> Iterator[str]:
     """Every row that is not as in PyTorch, with the reason; the same reason once, with all the rows that it is of."""
     said: dict[str, list[str]] = collections.defaultdict(list)
     for key, row in rows.items():
-        where = f"{key.name} {key.dtype} opset {key.opset}"
+        where = place(key)
         if "failed" in row:
             said[f"not exported: {row['failed']}"].append(where)
             continue
@@ -270,7 +285,7 @@ def _notes(rows: Rows) -> Iterator[str]:
     said: dict[str, list[str]] = collections.defaultdict(list)
     for key, row in rows.items():
         for line in row.get("notes", ()):
-            said[line].append(f"{key.name} {key.dtype} opset {key.opset}")
+            said[line].append(place(key))
     yield from (f"- {line}: {_places(places)}" for line, places in said.items())
     if not said:
         yield "Nothing."
@@ -282,13 +297,12 @@ def _complaints(rows: Rows) -> Iterator[str]:
     for key, row in rows.items():
         for tool, finding in row.get("peers", {}).items():
             if finding["problem"] and finding["problem"] != "no kernel":
-                place = f"{key.name} {key.dtype} opset {key.opset}"
-                said[tool, finding["problem"]].append((place, finding["detail"]))
+                said[tool, finding["problem"]].append((place(key), finding["detail"]))
     for (tool, problem), places in said.items():
-        place, detail = places[0]
+        first, detail = places[0]
         detail = _FOLDERS.sub("", detail).replace("`", "'").replace("|", "/")
         words = f": `{detail}`" if detail else ""
-        yield f"- {tool}, {problem}: {len(places)} files, for example {place}{words}"
+        yield f"- {tool}, {problem}: {len(places)} files, for example {first}{words}"
     if not said:
         yield "Nothing."
 

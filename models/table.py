@@ -2,7 +2,8 @@
 
 Each model is measured in processes of its own, two at a time. What was measured is kept in build/models.json as it
 comes, so that a run that was stopped goes on where it was, and a part can be measured anew: what --model, --opset and
---dtype name always is. The page is written when all rows are there, whole or not at all.
+--dtype name always is. The page is written when all rows are there, or with --partial, when it names those that are
+missing; whole or not at all.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ COVER: Mapping[int, tuple[str, ...]] = MappingProxyType(
 """The types that each model is measured in, by opset: 17, which older runtimes take; 18, the oldest that torch writes
 itself; 23, the first with RMSNormalization; 24, the one after it. An export takes seconds: each has one."""
 
+UNLIKE: Mapping[tuple[str, int], tuple[str, ...]] = MappingProxyType({("x-transformers", 24): ("float16",)})
+"""Where that cannot be: ONNX's Einsum, which x-transformers is written with, takes no bfloat16."""
+
 OPSETS = tuple(COVER)
 """The opsets of the page."""
 
@@ -62,7 +66,7 @@ def all_keys() -> list[Key]:
         for kind, names, cover in tables
         for name in names
         for opset, types in cover.items()
-        for dtype in types
+        for dtype in UNLIKE.get((name, opset), types)
     ]
 
 
@@ -241,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--opset", action="append", type=int, choices=OPSETS, help="only this one")
     parser.add_argument("--dtype", action="append", choices=tiny.DTYPES, help="only this one")
     parser.add_argument("--page-only", action="store_true", help="measure nothing")
+    parser.add_argument("--partial", action="store_true", help="write the page although rows are missing")
     parser.add_argument("-o", "--output", type=Path, default=_PAGE, help="the page (default: %(default)s)")
     parser.add_argument("--cache", type=Path, default=_CACHE, help="measured rows (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -251,10 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.page_only:
         measure(_chosen(wanted, options, cache), cache)
     missing = [key for key in wanted if key not in cache.rows]
-    if missing:
+    if missing and not options.partial:
         print(f"{len(missing)} rows are still to be measured, so the page was left as it was", file=sys.stderr)
         return 0
-    write(options.output, page.render({key: cache.rows[key] for key in wanted}, facts))
+    write(options.output, page.render({key: cache.rows[key] for key in wanted if key in cache.rows}, facts, missing))
     print(f"written to {options.output}", file=sys.stderr)
     return 0
 
