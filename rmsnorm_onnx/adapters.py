@@ -132,11 +132,11 @@ def _copying_reshape(edit: Edit) -> str | None:
     becomes -1, which is inferred to be 0: an empty tensor has no elements to share out. A shape with two of them fails
     in the runtime, aloud.
     """
-    if edit.value_of("allowzero", 0) != 1:
-        return "its allowzero is set by the callers of the function around it"
     problem = relabel.new_type(edit.node, onnx.defs.get_schema("Reshape", 13), edit.dtype)
     if problem is not None:
         return problem
+    if edit.value_of("allowzero", 0) != 1:
+        return "its allowzero is set by the callers of the function around it"
     shape = edit.input(1)
     known = edit.constant(shape)
     if known is not None and np.count_nonzero(known == 0) > 1:
@@ -178,6 +178,8 @@ def _triangle(edit: Edit) -> str | None:
     dtype, upper = edit.dtype(source), edit.value_of("upper", 1)
     if dtype is None or upper is None:
         return "its type, or its half, is unknown"
+    if dtype == ir.DataType.BFLOAT16:
+        return "it is of bfloat16, which Where takes from opset 16 on"
     shape = edit.op("Shape", source, dtype=_INT64)
     zero, one = edit.integers(0), edit.integers(1)
 
@@ -190,6 +192,9 @@ def _triangle(edit: Edit) -> str | None:
         rows = edit.op("Add", rows, shift, dtype=_INT64)
     pair = (count(-1), rows) if upper else (rows, count(-1))
     keep = edit.op("Not", edit.op("Less", *pair, dtype=_BOOL), dtype=_BOOL)
+    if dtype == _BOOL:  # a causal mask; onnxruntime has no Where of bool
+        edit.become(edit.op("And", keep, source, dtype=_BOOL))
+        return None
     nothing = edit.op("Constant", dtype=dtype, value=ir.tensor(np.zeros((), dtype.numpy()), dtype=dtype))
     edit.become(edit.op("Where", keep, source, nothing, dtype=dtype))
     return None

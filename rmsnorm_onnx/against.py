@@ -98,7 +98,7 @@ def verify_torch(
     declined = len(results) - len(matches)
     if declined:
         notes += (f"{declined} candidates were declined, and are not measured; inspect lists them",)
-    comparison = _Comparison(graph, module, fed, ours, exact, seen)
+    comparison = _Comparison(graph, module, fed, ours, exact, seen, declined)
     norms = tuple(comparison.norm(p) for p in chosen)
     return comparison.report(norms, notes)
 
@@ -118,6 +118,8 @@ def _prepared(
     args = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(args, tuple | list):
         raise UsageError(f"args must be a tuple of tensors, got a {type(args).__name__}; keyword inputs go into kwargs")
+    if any(isinstance(arg, torch.Tensor) and not arg.numel() for arg in (*args, *(kwargs or {}).values())):
+        raise UsageError("an example input is empty, and nothing can be measured on it; give one with rows")
     if dtype not in (None, "float32", "float16", "bfloat16"):
         raise UsageError(f"cannot convert to {dtype!r}; use one of float32, float16, bfloat16")
     try:
@@ -192,8 +194,9 @@ class _Comparison:
         ours: Capture,
         exact: Capture | str,
         seen: Observation | tuple[str, ...],
+        declined: int,
     ) -> None:
-        self._model, self._module, self._fed = model, module, fed
+        self._model, self._module, self._fed, self._declined = model, module, fed, declined
         self._ours = ours
         self._exact = None if isinstance(exact, str) else exact
         self._seen = None if isinstance(seen, tuple) else seen
@@ -280,14 +283,16 @@ class _Comparison:
         label = pair.module or pair.match.name
         if theirs is not None and theirs.ratio > 1.0:
             yield f"{label}: the runtime is {theirs.ratio:.3g} times beyond the bound, on its own x"
+        held = None if pair.key is None or pair.bare else module_epsilon(self._module, pair.key)
+        epsilon = pair.match.spec.epsilon
+        if held is not None and np.float32(held) != np.float32(epsilon):
+            yield f"{label}: its epsilon is {np.float32(held)!s}, the file's {np.float32(epsilon)!s}"
+        if pair.misses(self._ours) and not self._declined:
+            yield f"{label}: {pair.call(self._ours)}"
         if gain.verdict == "differs":
             yield f"{label}: {gain.words}"
         elif ours is not None and ours.ratio > 1.0:
-            held = None if pair.key is None else module_epsilon(self._module, pair.key)
-            epsilon = pair.match.spec.epsilon
-            same = held is None or float(np.float32(held)) == float(np.float32(epsilon))
-            why = "" if same else f"; its epsilon is {held:g}, the file's {np.float32(epsilon):g}"
-            yield f"{label}: PyTorch is {ours.ratio:.3g} times beyond the bound of the file's norm, on its own x{why}"
+            yield f"{label}: PyTorch is {ours.ratio:.3g} times beyond the bound of the file's norm, on its own x"
 
     def _runtime_side(
         self, match: Match, call: Call | str, parameters: tuple[np.ndarray | None, np.ndarray | None]

@@ -138,8 +138,8 @@ class NormComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether the gains do not differ, and no side that was measured is beyond its bound."""
-        return self.gain != "differs" and self.torch_within is not False and self.runtime_within is not False
+        """Whether nothing is wrong with it: neither side beyond its bound, gain and epsilon the module's, no call lost."""
+        return not self.faults and self.torch_within is not False and self.runtime_within is not False
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as JSON-ready data; every key is always there."""
@@ -226,8 +226,8 @@ class TorchParityReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every gain is the module's, every norm that was measured is within its bound on both sides, and the
-        runtime's outputs are finite where they should be; `unmeasured` has the rest.
+        """Whether nothing is wrong with any norm, as far as it was measured, and the runtime's outputs are finite where
+        they should be; `unmeasured` has the rest.
         """
         return all(norm.ok for norm in self.norms) and not any(output.nonfinite for output in self.outputs)
 

@@ -61,6 +61,11 @@ class Pair:
             return f"{where} is called {len(calls)} times, and the file has {self.count} norms of it"
         return calls[self.index]
 
+    def misses(self, capture: Capture) -> bool:
+        """Whether PyTorch calls the norm's module more often than the file has norms of it."""
+        functions, calls = (held.get(self.key or "", ()) for held in (capture.functions, capture.modules))
+        return len(functions) > self.count or (not self.bare and not functions and len(calls) > self.count)
+
 
 def pair(matches: Sequence[Match], module: torch.nn.Module) -> list[Pair]:
     """Each norm of a file with the module that it is."""

@@ -117,10 +117,34 @@ def test_another_epsilon_is_beyond(single: ir.Model) -> None:
     report = verify_torch(with_epsilon(single, 1e-4), seeded(Residual), example())
     last = named(report)["last"]
     assert not report.ok and last.runtime_within and last.torch_within is False
-    assert len(last.faults) == 1 and last.faults[0].startswith("last: PyTorch is ")
-    assert last.faults[0].endswith("on its own x; its epsilon is 1e-06, the file's 0.0001")
+    assert last.faults[0] == "last: its epsilon is 1e-06, the file's 1e-04"
+    assert len(last.faults) == 2 and last.faults[1].startswith("last: PyTorch is ")
     assert [norm.ok for norm in report.norms] == [True, True, False]
     assert last.faults[0] in printed(report) and "2 within, 1 beyond" in printed(report)
+
+
+def test_an_epsilon_that_no_number_shows(single: ir.Model) -> None:
+    """A file's epsilon is compared as its gains are: one that is off in the fourth digit is another norm."""
+    last = named(verify_torch(with_epsilon(single, 1.0001e-6), seeded(Residual), example()))["last"]
+    assert last.torch_within and last.runtime_within
+    assert last.faults == ("last: its epsilon is 1e-06, the file's 1.0001e-06",)
+
+
+def test_a_call_that_the_file_has_no_norm_for() -> None:
+    """A norm that PyTorch calls twice and the file holds once was lost."""
+    model = exported(Shared, count=2).clone()
+    first, second = find_rms_norms(model)
+    second.output.replace_all_uses_with(first.output)
+    model.graph.remove(second.node, safe=True)
+    report = verify_torch(model, seeded(Shared), example(2))
+    assert not report.ok
+    assert report.norms[0].faults == ("norm: module 'norm' is called 2 times, and the file has 1 norms of it",)
+
+
+def test_an_empty_example_measures_nothing(single: ir.Model) -> None:
+    """Inputs without elements are refused, since all is within bounds on them."""
+    with pytest.raises(UsageError, match="an example input is empty"):
+        verify_torch(single, seeded(Residual), (example()[0][:0],))
 
 
 def test_a_wrong_kernel_is_the_runtime_s_fault(single: ir.Model) -> None:
