@@ -24,6 +24,10 @@ ROUTES = ("dynamo", "torchscript")
 """The routes by the names that `export` takes."""
 
 
+_VALUES = ("data-dependent", "fake tensor in the exported program constant's list")
+"""What torch.export says of Python that reads the inputs' values."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Goal:
     """What is to become of the norms, and which route is forced.
@@ -87,7 +91,7 @@ def ways(job: Job, route: str | None) -> list[Way]:
 def run(job: Job, goal: Goal) -> Made:
     """Take the first way that leads to a whole model.
 
-    A trace that holds sizes of the example as numbers is the last resort.
+    Where torch.export finds that values decide what is computed, nothing is traced after it. A trace that holds sizes of the example as numbers is the last resort.
 
     Raises:
         ExportError: none does; each is named with its step and the exporter's words, the first one first.
@@ -100,6 +104,8 @@ def run(job: Job, goal: Goal) -> Made:
             made = _take(way, job, goal)
         except ExportError as error:
             failures.append((way, error))
+            if way.name == "dynamo" and any(words in str(error) for words in _VALUES):
+                break  # a trace would hold what the example's values decide, and compute something else for others
             continue
         if not made.baked:
             return _with_failures(made, failures, fallback)

@@ -138,7 +138,7 @@ class NormComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with it: neither side beyond its bound, gain and epsilon the module's, no call lost."""
+        """Whether nothing is wrong with it: both sides within bounds, gain and epsilon the module's, no call lost."""
         return not self.faults and self.torch_within is not False and self.runtime_within is not False
 
     def to_json(self) -> dict[str, Any]:

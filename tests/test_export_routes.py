@@ -381,3 +381,15 @@ def test_weights_over_two_gib(tmp_path: Path) -> None:
     assert result.report.rewritten == 1
     assert path.stat().st_size < 2**20 and sum(f.stat().st_size for f in tmp_path.iterdir()) > 2**31
     onnx.checker.check_model(str(path))
+
+
+@pytest.mark.parametrize("reads", [lambda x: 7 in x, lambda x: x.data.abs().max().item() > 20])
+def test_what_values_decide_is_not_traced_instead(reads) -> None:
+    """Where torch.export refuses Python that reads values, no trace with the example's answer takes its place."""
+
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 0.5 if reads(x) else x
+
+    with pytest.raises(ExportError, match=r"^torch\.export failed: "):
+        export(Deciding(), torch.randn(2, 3, 8))
