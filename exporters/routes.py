@@ -91,7 +91,8 @@ def ways(job: Job, route: str | None) -> list[Way]:
 def run(job: Job, goal: Goal) -> Made:
     """Take the first way that leads to a whole model.
 
-    Where torch.export finds that values decide what is computed, nothing is traced after it. A trace that holds sizes of the example as numbers is the last resort.
+    Where torch.export finds that values decide what is computed, nothing is traced after it. A trace that holds sizes
+    of the example as numbers is the last resort.
 
     Raises:
         ExportError: none does; each is named with its step and the exporter's words, the first one first.
