@@ -117,6 +117,8 @@ class Norm:
             raw = self.choose(raw, self.x_type)
         center = 0.0 if plan["gain form"] == "one plus" else 1.0
         value = rng.normal(center, 0.3, shape.get(plan["gain shape"], inner)) + 0.01
+        if value.size == 1 and abs(value - center).max() < 0.05:
+            value = value + 0.25  # a half type may round it to what makes no gain
         self.gain_value = np.asarray(value).astype(NUMPY[raw])
         if self.gain_value.size == 1 and self.gain_value == 1:
             self.gain_value += self.gain_value.dtype.type(0.25)  # a factor of one is no gain
