@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from rmsnorm_onnx.body import Body
+from rmsnorm_onnx.constants import stored
 from rmsnorm_onnx.site import DeclineCode, Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.view import onnx_op
 from rmsnorm_onnx.writer import Writer, like
 
 
@@ -122,7 +124,7 @@ def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
         bias_type=match.bias_type,
         opset=opset,
         gain_attribute=gain_attribute,
-        scalar_gain=match.gain is not None and match.gain.shape is not None and match.gain.shape.rank() == 0,
+        scalar_gain=match.gain is not None and _is_scalar(match.gain),
     )
 
 
@@ -144,3 +146,12 @@ def norm_input(match: Match, writer: Writer) -> ir.Value:
 def result(match: Match, value: ir.Value) -> ir.Value:
     """The new result with the old one's type and shape."""
     return like(value, match.output, match.spec.resolve(match.x_type).result_type)
+
+
+def _is_scalar(gain: ir.Value) -> bool:
+    """Whether a gain has rank 0; files declare no shape for what a Constant gives."""
+    if gain.shape is not None:
+        return gain.shape.rank() == 0
+    node = gain.producer()
+    tensor = stored(node) if node is not None and onnx_op(node) == "Constant" else gain.const_value
+    return tensor is not None and len(tensor.shape) == 0
