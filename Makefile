@@ -19,7 +19,7 @@ help:
 	@echo "make test       lint, types and one test of each kind"
 	@echo "make test-all   that, then the full matrices"
 	@echo "make bench      times of find + rewrite beside other tools; build/bench_fuse.json"
-	@echo "make models     measures what is missing of the page of models, models/README.md; half an hour from scratch"
+	@echo "make models     measures what is missing of the page of models, models/README.md; long, and resumable"
 
 $(STAMP): requirements.txt tests/no-deps.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.counterparts import stated_epsilon
 from rmsnorm_onnx.errors import ExportError
 from rmsnorm_onnx.exporters.kept import Kept
 from rmsnorm_onnx.find import find_rms_norms
@@ -19,8 +20,6 @@ from rmsnorm_onnx.spec import RMSNormSpec
 
 if TYPE_CHECKING:
     import torch
-
-_EPSILON_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_epsilon")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,8 +125,7 @@ def _pair(
             )
         return PairedNorm(name, kind, site.name, spec, expected, expected.epsilon, True)
     part = dict(module.named_modules()).get(name) if name is not None else None
-    stated = (getattr(part, name, None) for name in _EPSILON_NAMES)
-    value = next((float(v) for v in stated if isinstance(v, int | float) and not isinstance(v, bool)), None)
+    value = stated_epsilon(part)
     same = None if value is None else _same_epsilon(site, value)
     return PairedNorm(name, None if part is None else type(part).__name__, site.name, spec, None, value, same)
 

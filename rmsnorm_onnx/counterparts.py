@@ -180,10 +180,14 @@ def gain_candidates(module: torch.nn.Module, name: str) -> list[np.ndarray]:
 
 
 def module_epsilon(module: torch.nn.Module, name: str) -> float | None:
-    """The epsilon that a norm module bears under one of its usual names."""
-    part = module.get_submodule(name)
-    for attribute in ("eps", "variance_epsilon", "epsilon", "layer_norm_epsilon"):
-        value = getattr(part, attribute, None)
-        if isinstance(value, float):
-            return value
+    """The epsilon that a norm module bears."""
+    return stated_epsilon(module.get_submodule(name))
+
+
+def stated_epsilon(part: object) -> float | None:
+    """The epsilon that an object bears under one of its usual names; None where it bears none."""
+    for name in ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_epsilon"):
+        value = getattr(part, name, None)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
     return None
