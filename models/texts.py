@@ -31,11 +31,11 @@ _BATCHED = (
 )
 
 
-def _model(name: str, config: str = "", **options: Any) -> torch.nn.Module:
+def _model(name: str, config: str = "", call: Mapping[str, Any] | None = None, **options: Any) -> torch.nn.Module:
     """The bare model of a family, by the names that its classes share, as a function from ids to hidden states."""
     tf = transformers()
     settings = getattr(tf, config or f"{name}Config")(**{**_SHARED, **options})
-    return hidden_states(getattr(tf, f"{name}Model")(settings), use_cache=False)
+    return hidden_states(getattr(tf, f"{name}Model")(settings), use_cache=False, **(call or {}))
 
 
 def _batched(module: torch.nn.Module) -> torch.nn.Module:
@@ -145,6 +145,8 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
         "mamba2": Design(source="transformers.Mamba2Model", make=_mamba2, wide=("*.mixer.norm", "*.norm_f")),
         "qwen3-next": _experts(
             "Qwen3Next",
+            # An export unrolls the 64 steps of a chunk, one by one; another length of chunks is the same mathematics.
+            call={"chunk_size": 8},
             **_EXPERTS,
             **_HEADS,
             num_experts=4,
