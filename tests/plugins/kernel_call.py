@@ -143,11 +143,12 @@ class Kernels:
         plan = Plan()
         return self.status(self.lib.rmsnormPlan(ctypes.byref(problem), ctypes.byref(plan))), plan
 
-    def launch(self, problem: Problem, plan: Plan | None = None) -> str:
-        """Launches, by a plan or by the library's own; the status."""
+    def launch(self, problem: Problem, plan: Plan | None = None, stream: int = 0) -> str:
+        """Launches on a stream, by a plan or by the library's own; the status."""
+        on = _void(stream)
         if plan is None:
-            return self.status(self.lib.rmsnormLaunch(ctypes.byref(problem), None))
-        return self.status(self.lib.rmsnormLaunchPlan(ctypes.byref(problem), ctypes.byref(plan), None))
+            return self.status(self.lib.rmsnormLaunch(ctypes.byref(problem), on))
+        return self.status(self.lib.rmsnormLaunchPlan(ctypes.byref(problem), ctypes.byref(plan), on))
 
     def status(self, code: int) -> str:
         """A status by name; a CUDA error by number."""
