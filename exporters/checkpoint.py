@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, ModelError
+from rmsnorm_onnx.exporters.steps import words
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,7 +43,7 @@ def load(folder: str | os.PathLike[str], dtype: str | None = None) -> tuple[Any,
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # an unknown model_type is a ValueError, a wrong field anything
-        raise ModelError(f"{path / CONFIG} cannot be used: {_words(error)}") from error
+        raise ModelError(f"{path / CONFIG} cannot be used: {words(error)}") from error
     if getattr(config, "quantization_config", None):
         raise ExportError(f"{path} holds quantised weights; export the checkpoint that they were made from")
     try:
@@ -56,7 +57,7 @@ def load(folder: str | os.PathLike[str], dtype: str | None = None) -> tuple[Any,
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(f"{path} cannot be loaded: {_words(error)}") from error
+        raise ModelError(f"{path} cannot be loaded: {words(error)}") from error
     # transformers draws what is missing at random, with no more than a warning.
     missing = sorted(loading["missing_keys"])
     if missing:
@@ -142,20 +143,16 @@ def _keys(file: Path) -> set[str]:
         with safe_open(file, framework="pt") as opened:
             return set(opened.keys())
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is no safetensors file or is cut short ({_words(error)}); fetch it again") from error
+        raise ModelError(f"{file} is no safetensors file or is cut short ({words(error)}); fetch it again") from error
 
 
 def _json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read as JSON ({_words(error)}); fetch it again") from error
+        raise ModelError(f"{file} cannot be read as JSON ({words(error)}); fetch it again") from error
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

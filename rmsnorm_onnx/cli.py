@@ -159,6 +159,8 @@ def _verify_torch(arguments: argparse.Namespace) -> int:
         )
     if arguments.output is not None and measured.norms:
         plot.draw(measured, arguments.output)
+    elif arguments.output is not None:
+        terminal.tell(f"rmsnorm-onnx: {arguments.output} was not drawn: there is no norm in the file")
     _print(arguments, measured.to_json(), lambda console: comparison.print_report(measured, console))
     return _DONE if measured.ok and not (arguments.strict and measured.unmeasured) else _FAILED
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
+from rmsnorm_onnx.exporters.steps import words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ class TorchRun:
             with everything_in_double():
                 return self._run(double, args, kwargs, self.watched)
         except Exception as error:  # an operator without a float64 kernel may raise anything; the report has its words
-            return f"there is no float64 run of the module: {words(error.__cause__ or error)}"
+            return f"there is no float64 run of the module: {words(error)}"
 
     def moved(self, eps: float) -> Sequence[tuple[np.ndarray, ...]]:
         """The outputs of `MOVES` runs in which each weight, and each floating-point input, is off by one part in 1/eps.
@@ -138,8 +139,3 @@ def prepared(
     except Exception as error:  # a module's own deepcopy may raise anything
         raise UsageError(f"the module cannot be converted to {dtype}: {words(error)}") from error
     return made
-
-
-def words(error: BaseException) -> str:
-    """An exception's type and words, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -192,3 +192,44 @@ def test_a_plot_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="No space left on device"):
         plot.draw(report, target)
     assert target.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("folder.png", "it is a folder; name a file"),
+        ("folder", "it is a folder; name a file"),
+        ("absent/drift.png", "does not exist; create it"),
+        ("file/drift.png", "is no folder; name another place"),
+        (".png", "its extension must be one of"),
+        ("drift.", "its extension must be one of"),
+        ("locked/drift.png", "locked is not writable; name another place"),
+    ],
+)
+def test_plots_at_odd_places(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no plot can go it is one line and exit 2, before any work, and nothing is written."""
+    import os
+
+    for folder in ("folder.png", "folder", "locked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").chmod(0o500)
+    genuine = os.access
+    # The superuser may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and genuine(path, mode))
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("verify", "none.onnx", "none.py:make", "--against", "torch", "--plot", tmp_path / name)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and words in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_plot_without_a_name(run: Run) -> None:  # noqa: F811
+    """An empty name is said to be empty."""
+    code, out, err = run("verify", "none.onnx", "none.py:make", "--against", "torch", "--plot", "")
+    assert (code, out, err) == (2, "", "rmsnorm-onnx: the output's name is empty; name a file\n")
