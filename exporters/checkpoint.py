@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def load(folder: str | os.PathLike[str], dtype: str | None = None) -> tuple[Any,
             use_safetensors=True,
             attn_implementation=ATTENTION,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # transformers' own error names no tensor: they are named below
         )
     except Exception as error:
         raise ModelError(f"{path} cannot be loaded: {words(error)}") from error
+    _check_sizes(path, loading["mismatched_keys"])
     # transformers draws what is missing at random, with no more than a warning.
     missing = sorted(loading["missing_keys"])
     if missing:
@@ -133,6 +136,18 @@ def _check_weights(path: Path) -> None:
         lost = {name for name, where in placed.items() if where == shard} - _keys(path / shard)
         if lost:
             raise ModelError(f"{path / shard} lacks {_some(sorted(lost))} that {INDEX} places there; fetch it again")
+
+
+def _check_sizes(path: Path, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Every tensor is of the size that the config asks for; others would be drawn at random."""
+    other = sorted((name, list(held), list(wanted)) for name, held, wanted in mismatched)
+    if other:
+        name, held, wanted = other[0]
+        more = f", and {len(other) - 1} more tensors are of another size" if len(other) > 1 else ""
+        raise ModelError(
+            f"{path}: {name} is {held} in the file, and {wanted} by {CONFIG}{more}; "
+            "put the weights and their own config together"
+        )
 
 
 def _keys(file: Path) -> set[str]:

@@ -69,7 +69,8 @@ def test_notes_are_short() -> None:
         ),
         (
             'Constraints violated (b)! For more information, run with TORCH_LOGS="+dynamic".\n'
-            "  - You marked b as dynamic but your code specialized it to be a constant (4).\n\nSuggested fixes:\n  b = 4\n",
+            "  - You marked b as dynamic but your code specialized it to be a constant (4).\n\n"
+            "Suggested fixes:\n  b = 4\n",
             "Constraints violated (b)! You marked b as dynamic but your code specialized it to be a constant (4). "
             "Suggested fixes: b = 4",
         ),
