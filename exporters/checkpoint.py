@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, ModelError
+from rmsnorm_onnx.exporters.steps import words
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,7 +44,7 @@ def load(folder: str | os.PathLike[str], dtype: str | None = None) -> tuple[Any,
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # an unknown model_type is a ValueError, a wrong field anything
-        raise ModelError(f"{path / CONFIG} cannot be used: {_words(error)}") from error
+        raise ModelError(f"{path / CONFIG} cannot be used: {words(error)}") from error
     if getattr(config, "quantization_config", None):
         raise ExportError(f"{path} holds quantised weights; export the checkpoint that they were made from")
     try:
@@ -54,9 +56,11 @@ def load(folder: str | os.PathLike[str], dtype: str | None = None) -> tuple[Any,
             use_safetensors=True,
             attn_implementation=ATTENTION,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # transformers' own error names no tensor: they are named below
         )
     except Exception as error:
-        raise ModelError(f"{path} cannot be loaded: {_words(error)}") from error
+        raise ModelError(f"{path} cannot be loaded: {words(error)}") from error
+    _check_sizes(path, loading["mismatched_keys"])
     # transformers draws what is missing at random, with no more than a warning.
     missing = sorted(loading["missing_keys"])
     if missing:
@@ -134,6 +138,18 @@ def _check_weights(path: Path) -> None:
             raise ModelError(f"{path / shard} lacks {_some(sorted(lost))} that {INDEX} places there; fetch it again")
 
 
+def _check_sizes(path: Path, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Every tensor is of the size that the config asks for; others would be drawn at random."""
+    other = sorted((name, list(held), list(wanted)) for name, held, wanted in mismatched)
+    if other:
+        name, held, wanted = other[0]
+        more = f", and {len(other) - 1} more tensors are of another size" if len(other) > 1 else ""
+        raise ModelError(
+            f"{path}: {name} is {held} in the file, and {wanted} by {CONFIG}{more}; "
+            "put the weights and their own config together"
+        )
+
+
 def _keys(file: Path) -> set[str]:
     """The names of a safetensors file; its header is checked against its length."""
     from safetensors import SafetensorError, safe_open
@@ -142,20 +158,16 @@ def _keys(file: Path) -> set[str]:
         with safe_open(file, framework="pt") as opened:
             return set(opened.keys())
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is no safetensors file or is cut short ({_words(error)}); fetch it again") from error
+        raise ModelError(f"{file} is no safetensors file or is cut short ({words(error)}); fetch it again") from error
 
 
 def _json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read as JSON ({_words(error)}); fetch it again") from error
+        raise ModelError(f"{file} cannot be read as JSON ({words(error)}); fetch it again") from error
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -14,29 +14,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.body import refusal
 from rmsnorm_onnx.errors import ExportError, UsageError
+from rmsnorm_onnx.exporters import claimed
 from rmsnorm_onnx.exporters.example import Example
-from rmsnorm_onnx.exporters.steps import forward_replaced, step
-from rmsnorm_onnx.inputs import ROWS, RowKinds, fewer_rows
-from rmsnorm_onnx.oracle import error_bound, reference, ulp_distance
-from rmsnorm_onnx.spec import RMSNormSpec
+from rmsnorm_onnx.exporters.steps import forward_replaced, step, words
+from rmsnorm_onnx.spec import PRESETS, RMSNormSpec
 
 if TYPE_CHECKING:
     import torch
 
-_MOST_ROWS = 64
 _NAMESPACE, _OPERATOR = "rmsnorm_onnx", "rms_norm"
-_HINTS: Mapping[str, str] = {
-    "zero": "epsilon and its place",
-    "near epsilon": "epsilon and its place",
-    "tiny": "epsilon and its place",
-    "huge": "the type of the statistic",
-}
-_HINT = "the gain and its offset, the axes, mean or sum, and where it rounds"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,17 +42,27 @@ class Kept:
     bias: str | None = "bias"
 
     @classmethod
-    def of(cls, said: Any) -> Kept:
+    def of(cls, said: Any, kind: str = "a class") -> Kept:
         """From a Kept, a spec, or a function from a module to a spec.
+
+        Args:
+            said: One of them.
+            kind: The class that it is said of, for the message.
 
         Raises:
             UsageError: it is none of them.
         """
-        if isinstance(said, Kept):
-            return said
-        if isinstance(said, RMSNormSpec) or callable(said):
-            return cls(said)
-        raise UsageError(f"norms holds a {type(said).__name__}; give an RMSNormSpec, a function to one, or a Kept")
+        kept = said if isinstance(said, Kept) else cls(said)
+        spec = kept.spec
+        if not isinstance(spec, RMSNormSpec) and (isinstance(spec, type) or not callable(spec)):
+            what = f"the class {spec.__name__}" if isinstance(spec, type) else f"a {type(spec).__name__}"
+            known = isinstance(spec, str) and spec in PRESETS
+            mend = f"rmsnorm_onnx.spec.preset({spec!r})" if known else "an RMSNormSpec"
+            raise UsageError(f"norms holds {what} for {kind}; give {mend}, a function from the module to it, or a Kept")
+        for what, name in (("gain", kept.gain), ("bias", kept.bias)):
+            if name is not None and not isinstance(name, str):
+                raise UsageError(f"the Kept for {kind} names its {what} {name!r}; give an attribute's name, or None")
+        return kept
 
     def read(self, module: Any) -> Reading:
         """The spec, gain and bias of one instance.
@@ -72,15 +70,25 @@ class Kept:
         Raises:
             UsageError: there is no such spec, or no such parameter.
         """
-        spec = self.spec if isinstance(self.spec, RMSNormSpec) else self.spec(module)
+        import torch
+
         kind = type(module).__name__
+        try:
+            spec = self.spec if isinstance(self.spec, RMSNormSpec) else self.spec(module)
+        except Exception as error:  # the user's own function may raise anything
+            raise UsageError(f"the function that norms gives for {kind} failed: {words(error)}") from error
         if not isinstance(spec, RMSNormSpec):
             raise UsageError(f"the function that norms gives for {kind} returned a {type(spec).__name__}, no spec")
         found = []
         for what, wanted, name in (("gain", spec.has_gain, self.gain), ("bias", spec.has_bias, self.bias)):
             value = getattr(module, name, None) if wanted and name else None
-            if wanted and not hasattr(value, "shape"):
-                raise UsageError(f"{kind} has no tensor {name!r} for the {what} that its spec has; name it in a Kept")
+            if wanted and not isinstance(value, torch.Tensor):
+                raise UsageError(
+                    f"{kind} has no tensor {name!r} for the {what} that its spec has; name it in a Kept, or say "
+                    f"has_{what}=False"
+                )
+            if wanted and not value.is_floating_point():
+                raise UsageError(f"{name!r} of {kind} is of type {_name(value)}; a {what} is of a float type")
             found.append(value)
         return Reading(spec, *found)
 
@@ -101,6 +109,24 @@ class Reading:
         return value.reshape(*value.shape, *[1] * inner)
 
 
+def registered(norms: Any) -> dict[type, Kept]:
+    """What `norms` says, by class.
+
+    Raises:
+        UsageError: a key is no class of modules, or a value says nothing; the message names the key.
+    """
+    import torch
+
+    if not isinstance(norms, Mapping):
+        raise UsageError(f"norms must map module classes to specs, got a {type(norms).__name__}; use {{MyNorm: spec}}")
+    for kind in norms:
+        if isinstance(kind, torch.nn.Module):
+            raise UsageError(f"norms names a module, a {type(kind).__name__}; use its class")
+        if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module):
+            raise UsageError(f"norms names {kind!r}, which is no class of torch.nn.Module; use the norm's class itself")
+    return {kind: Kept.of(value, kind.__name__) for kind, value in norms.items()}
+
+
 @contextlib.contextmanager
 def kept_whole(module: torch.nn.Module, example: Example, norms: Mapping[type, Any]) -> Iterator[None]:
     """Keep the registered modules whole while the block runs, and restore them whatever happens.
@@ -109,7 +135,7 @@ def kept_whole(module: torch.nn.Module, example: Example, norms: Mapping[type, A
         UsageError: what is registered cannot be used, or no instance of it is in the module.
         ExportError: a module is not what it is said to be, or is called with more than x.
     """
-    said = {kind: Kept.of(value) for kind, value in norms.items()}
+    said = registered(norms)
     parts = {name: part for name, part in module.named_modules() if type(part) in said}
     for kind in said:
         if not any(type(part) is kind for part in parts.values()):
@@ -120,7 +146,7 @@ def kept_whole(module: torch.nn.Module, example: Example, norms: Mapping[type, A
             _define_operator()
             for name, calls in _calls(module, example, parts).items():
                 for shape, x_type in calls:
-                    _check(name, parts[name], readings[name], shape, x_type)
+                    claimed.check(name, parts[name], readings[name], shape, x_type)
         for name, part in parts.items():
             stack.enter_context(forward_replaced(part, _forward(part, readings[name])))
         yield
@@ -143,10 +169,16 @@ def _forward(part: Any, reading: Reading) -> Callable[..., Any]:
 
 def _only_input(part: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
     """x, where nothing else is given that is not a default."""
-    bound = signature.bind(*args, **kwargs)
-    (_, x), *others = bound.arguments.items()
+    import torch
+
+    (_, x), *others = [*signature.bind(*args, **kwargs).arguments.items()] or [("", None)]
     if isinstance(x, tuple) and len(x) == 1:  # forward(self, *inputs)
         [x] = x
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        given = _name(x) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+        raise ExportError(
+            f"{type(part).__name__} is called on {given}; it can be kept whole where x is a tensor of a float type"
+        )
     for name, value in others:
         if value is not None and value is not signature.parameters[name].default:
             raise ExportError(
@@ -176,92 +208,6 @@ def _calls(
         for handle in handles:
             handle.remove()
     return calls
-
-
-def _check(name: str, part: Any, reading: Reading, shape: tuple[int, ...], x_type: str) -> None:
-    """Hold one module to its claim, on rows that show what goes wrong with norms.
-
-    Raises:
-        ExportError: some element is further from the float64 reference than the claim allows, its type is another, or
-            it rounds elsewhere.
-    """
-    spec = reading.spec
-    title = f"{type(part).__name__} ({name})" if name else type(part).__name__
-    why = refusal(spec, x_type, 18)
-    if why is not None:
-        raise ExportError(f"{title} cannot be kept whole: {why}")
-    if len(shape) < -spec.axes[0]:
-        raise ExportError(f"{title} is called on x of shape {list(shape)}, which has no axis {spec.axes[0]}")
-    rows = RowKinds(spec, x_type, fewer_rows(shape, spec.axes, _MOST_ROWS))
-    gain, bias = (_array(reading.laid_out(value)) for value in (reading.gain, reading.bias))
-    batches = rows.batches(np.random.default_rng(0))
-    ulps, over, same, moved = [], [], 0, 0
-    other = _other_rounding(spec, x_type)
-    for x in batches:
-        with step(f"running {title} on rows of its type"):
-            y = _run(part, x, reading, x_type)
-        kind = spec.resolve(x_type).result_type
-        if y.dtype != dtypes.numpy_dtype(kind):
-            raise ExportError(f"{title} is not what norms says: it gives {y.dtype.name}, its spec {kind}")
-        if y.shape != x.shape:
-            raise ExportError(f"{title} is not what norms says: it gives shape {list(y.shape)} for {list(x.shape)}")
-        exact = reference(spec, x, gain, bias)
-        error = np.abs(y.astype(np.float64) - exact)
-        ulps.append(_by_row(ulp_distance(y, exact), spec))
-        with np.errstate(invalid="ignore"):
-            over.append(_by_row(~(error <= error_bound(spec, x, gain, bias)), spec))
-        same += int(np.sum(y == reference(spec, x, gain, bias, rounded=True)))
-        moved += 0 if other is None else int(np.sum(y == reference(other, x, gain, bias, rounded=True)))
-    beyond, distance = np.concatenate(over), np.concatenate(ulps)
-    if beyond.any():
-        worst = np.where(beyond, np.nan_to_num(distance, nan=np.inf), -1.0)
-        row = int(np.argmax(worst.max(axis=1)))
-        kinds = [kind for kind in ROWS if kind != "zero" or spec.epsilon > 0]
-        kind = kinds[row] if row < len(kinds) else "random"
-        raise ExportError(
-            f"{title} is not what norms says: {worst.max():.3g} ulp from its spec, beyond the bound, on a row that is "
-            f"{kind}; look at {_HINTS.get(kind, _HINT)}"
-        )
-    if moved > same:
-        early = "before" if spec.resolve(x_type).normalized_type != x_type else "not before"
-        raise ExportError(
-            f"{title} is not what norms says: it rounds {early} the gain ({moved} elements agree with that, {same} "
-            "with its spec); look at normalized_type and gain_type"
-        )
-
-
-def _other_rounding(spec: RMSNormSpec, x_type: str) -> RMSNormSpec | None:
-    """The spec that rounds before the gain where this one does not, and the other way round; None for wide types."""
-    if not spec.has_gain or dtypes.holds(x_type, "float32"):
-        return None
-    early = spec.resolve(x_type).normalized_type == x_type
-    wide = "float32" if early else "x"
-    return spec.replace(normalized_type=wide, gain_type=wide)
-
-
-def _by_row(values: np.ndarray, spec: RMSNormSpec) -> np.ndarray:
-    """[rows, elements], from an array of x's shape."""
-    last = np.moveaxis(values, spec.axes, range(-len(spec.axes), 0))
-    return last.reshape(-1, int(np.prod(last.shape[last.ndim - len(spec.axes) :])))
-
-
-def _run(part: Any, x: np.ndarray, reading: Reading, x_type: str) -> np.ndarray:
-    import torch
-
-    device = next((p.device for p in (*part.parameters(), *part.buffers())), torch.device("cpu"))
-    y = part(torch.from_numpy(x.astype(np.float64)).to(device=device, dtype=getattr(torch, x_type)))
-    array = _array(y)
-    assert array is not None
-    return array
-
-
-def _array(tensor: torch.Tensor | None) -> np.ndarray | None:
-    """A tensor of a float type as numpy, bfloat16 too."""
-    if tensor is None:
-        return None
-    kind = dtypes.numpy_dtype(str(tensor.dtype).removeprefix("torch."))
-    array: np.ndarray = tensor.detach().double().cpu().numpy().astype(kind)
-    return array
 
 
 def _define_operator() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
+from rmsnorm_onnx.exporters.steps import words
 
 OPTIONS = ("kwargs", "dynamic_shapes", "input_names", "output_names", "norms")
 """The keywords of `export` that a callable may give, since no flag can."""
@@ -52,7 +53,7 @@ def resolve(source: str) -> tuple[Any, Any, dict[str, Any]]:
     try:
         built = build()
     except Exception as error:
-        raise ExportError(f"calling {source} failed: {_words(error)}") from error
+        raise ExportError(f"calling {source} failed: {words(error)}") from error
     if not isinstance(built, tuple) or len(built) not in (2, 3):
         raise UsageError(f"{source} returned a {type(built).__name__}; it must return {_RETURNS}")
     module, args, options = (*built, {})[:3]
@@ -84,7 +85,7 @@ def _imported(place: str) -> types.ModuleType:
             raise MissingDependencyError("torch", "exporting a module", "rmsnorm_onnx[torch]") from error
         raise UsageError(f"cannot import {place}: no module named {error.name!r}") from error
     except Exception as error:
-        raise ExportError(f"importing {place} failed: {_words(error)}") from error
+        raise ExportError(f"importing {place} failed: {words(error)}") from error
 
 
 def _imported_file(path: Path) -> types.ModuleType:
@@ -94,7 +95,3 @@ def _imported_file(path: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -7,6 +7,7 @@ import copy
 import inspect
 import io
 import logging
+import os
 import re
 import threading
 import warnings
@@ -23,6 +24,24 @@ ONE_AT_A_TIME = threading.Lock()
 
 _LOUD_PACKAGES = ("torch", "transformers", "onnxscript", "onnx_ir")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_LONG, _LONGEST = 240, 400  # of further sentences, and of one that is endless itself
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z<(])|\n\s*\n|\n\s*(?=- |For |If |Caused by|Consider|consider|Suggested)")
+_ASIDE = re.compile(r"\s*\((?:unhinted|Size-like symbols): (?:[^()]|\([^()]*\))*\)|^={3,}.*$", re.MULTILINE)
+_ADVICE = re.compile(
+    r"TORCH_?LOGS|TORCHDYNAMO_|TORCH_SHOW|TORCH_SYMINT|tlparse|stack trace|more information|"
+    r"debugging help|draft_export|error above occurred|"
+    r"guard_or_false|^Caused by|https?://|suppress_errors|issue tracker|Please report",
+    re.IGNORECASE,
+)
+_DUMP = re.compile(
+    r"^\s*(?:from user code|User (?:code|stack)|The following call raised|Traceback \(most|Original traceback|"
+    r"While executing|Stack trace|Node:|Graph:|graph\(|File \"|class GraphModule|Exported program|## )",
+    re.MULTILINE | re.IGNORECASE,
+)
+_USER_CALL = re.compile(
+    r"The following call raised this error:\s+File \"(?P<file>[^\"]+)\", line (?P<line>\d+)|"
+    r"Caused by: \((?!_|torch|fx|nn/)(?P<other>[^:()]+):(?P<at>\d+)"
+)
 
 
 @contextlib.contextmanager
@@ -37,11 +56,37 @@ def step(name: str) -> Iterator[None]:
 
 
 def words(error: BaseException) -> str:
-    """The root of an exception chain in one line: torch's outer errors say which issue tracker to use."""
+    """The root of an exception chain in one line: torch's outer errors say which issue tracker to use.
+
+    Its type and its first sentences; the exception itself, which callers keep as the cause, has all of it.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(_ANSI.sub("", str(error)).split())
-    return f"{type(error).__name__}: {text[:500]}"
+    return f"{type(error).__name__}: {shortened(str(error))}"
+
+
+def shortened(text: str) -> str:
+    """The first sentences of a message of torch's, in one line: no advice on torch's logs, and no code or graph.
+
+    >>> shortened("Could not guard on Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)\\n\\n"
+    ...     'Caused by: (a.py:1 in f)\\nFor more information, run with TORCH_LOGS="dynamic"')
+    'Could not guard on Eq(u0, 1) (at a.py:1)'
+    """
+    plain = _ANSI.sub("", text)
+    where = _USER_CALL.search(plain)
+    plain = _DUMP.split(_ASIDE.sub("", plain), maxsplit=1)[0]
+    sentences = [" ".join(piece.split()).removeprefix("- ") for piece in _SENTENCE.split(plain)]
+    kept = ""
+    for sentence in sentences:
+        if not sentence or _ADVICE.search(sentence):
+            continue
+        if kept and len(kept) + len(sentence) > _LONG:
+            break
+        kept = f"{kept} {sentence}" if kept else sentence
+    kept = kept if len(kept) <= _LONGEST else f"{kept[: _LONGEST - 3]}..."
+    if where is None:
+        return kept
+    return f"{kept.rstrip('.')} (at {os.path.basename(where['file'] or where['other'])}:{where['line'] or where['at']})"
 
 
 def converted(

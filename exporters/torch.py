@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx import consumers, modelio, passes
-from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
+from rmsnorm_onnx.errors import MissingDependencyError, UsageError
 from rmsnorm_onnx.exporters import pairing, routes
 from rmsnorm_onnx.exporters.dynamo import OLDEST_OPSET as DEFAULT_OPSET
 from rmsnorm_onnx.exporters.example import Example
@@ -196,9 +196,9 @@ def check_arguments(
     """Find what is wrong with the arguments before a trace of a large model is paid for."""
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and opset < routes.OLDEST_OPSET:
-        raise ExportError(f"opset {opset} is older than {routes.OLDEST_OPSET}, the oldest that export writes")
+        raise UsageError(f"opset {opset} is older than {routes.OLDEST_OPSET}, the oldest that export writes")
     if opset is not None and opset > newest:
-        raise ExportError(f"opset {opset} is newer than {newest}, the newest that the installed onnx knows")
+        raise UsageError(f"opset {opset} is newer than {newest}, the newest that the installed onnx knows")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"cannot export as {dtype!r}; use one of {', '.join(DTYPES)}")
     if route is not None and route not in routes.ROUTES:

@@ -41,6 +41,9 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+# What is reached as rmsnorm_onnx.exporters.export and the like, after `import rmsnorm_onnx` alone.
+_MODULES = ("errors", "exporters", "models", "opsets", "spec")
+
 _HOMES = {
     "Declined": "rmsnorm_onnx.site",
     "FuseRMSNorm": "rmsnorm_onnx.passes",
@@ -58,7 +61,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used (PEP 562)."""
+    """Imports a public name, or a module of `_MODULES`, when it is first used (PEP 562)."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -67,5 +72,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
-    return sorted({*globals(), *__all__})
+    """The public names, and the modules that hold more."""
+    return sorted({*globals(), *__all__, *_MODULES})

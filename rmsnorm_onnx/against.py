@@ -6,6 +6,7 @@ passed on; and the two sides are compared with each other and with a float64 run
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,20 @@ from rmsnorm_onnx.comparison import (
     TorchParityReport,
     difference,
 )
-from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
+from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.oracle import tolerance
-from rmsnorm_onnx.outputs import compare_output
+from rmsnorm_onnx.outputs import Sides, compare_output
 from rmsnorm_onnx.sides import Side, row_size, torch_side
-from rmsnorm_onnx.site import Match, patterns, selected
+from rmsnorm_onnx.site import Declined, Match, check_chosen, patterns, selected
 from rmsnorm_onnx.subgraph import UncutError
+from rmsnorm_onnx.torchrun import TorchRun, prepared
 from rmsnorm_onnx.trial import worst
 
 if TYPE_CHECKING:
     import torch
 
-    from rmsnorm_onnx.capture import Call, Capture
+    from rmsnorm_onnx.capture import Call
     from rmsnorm_onnx.counterparts import Gain, Pair
     from rmsnorm_onnx.observation import Observation
 
@@ -70,18 +72,21 @@ def verify_torch(
         only: Patterns of site or module names (as in a shell); None for all.
 
     Returns:
-        The report; its `ok` says whether the gains are the module's, every norm is within its bound on both sides, and
-        no output is NaN or infinite in the runtime where it is finite in float64.
+        The report; its `ok` says whether every norm of the module is in the file, the gains are the module's, every
+        norm is within its bound on both sides, and every output is the module's, as `rmsnorm_onnx.outputs` judges it:
+        no further from a float64 run than rounding explains, and finite where that is.
 
     Raises:
         ModelError: the model cannot be read.
-        UsageError: an argument has no meaning, or the example does not fit the module or the file.
+        UsageError: an argument has no meaning, the example does not fit the module or the file, or no norm is called as
+            `only` says; the message has the closest names.
         ExportError: the module raised on its example inputs; its words are kept.
         MissingDependencyError: torch or onnxruntime is not installed.
     """
     sessions.require("verify --against torch")
-    module, arguments, keywords = _prepared(module, args, kwargs, dtype)
+    module, arguments, keywords = prepared(module, args, kwargs, dtype)
     graph = modelio.to_ir(model)[0]
+    from rmsnorm_onnx import absent
     from rmsnorm_onnx.counterparts import pair
     from rmsnorm_onnx.exporters.steps import inference
     from rmsnorm_onnx.feeds import feeds
@@ -90,69 +95,22 @@ def verify_torch(
     matches = [m for m in results if isinstance(m, Match)]
     with inference(module):
         pairs = pair(matches, module)
+        chosen = [p for p in pairs if selected(p.match.name, p.module, patterns(only), ())]
+        check_chosen(only, [(p.match.name, p.module) for p in pairs], len(chosen))
         fed, notes = feeds(graph, module, arguments, keywords)
-        ours = _run(module, arguments, keywords, pairs)
-        exact = _run_in_double(module, arguments, keywords, pairs)
-    chosen = [p for p in pairs if selected(p.match.name, p.module, patterns(only), ())]
-    seen = _observe(graph, fed, chosen)
-    declined = len(results) - len(matches)
+        likely = absent.candidates(module)
+        watched = {p.module: p.key for p in pairs if p.module is not None and p.key is not None}
+        run = TorchRun(module, arguments, keywords, {**likely, **watched})
+        run.plain, run.exact  # noqa: B018  # while the module is in inference mode
+        seen = _observe(graph, fed, chosen)
+        declined = [site for site in results if isinstance(site, Declined)]
+        faults, remarks = absent.faults(run, pairs, declined, likely)
+        comparison = _Comparison(graph, run, fed, seen, len(declined))
+        outputs = comparison.outputs()
     if declined:
-        notes += (f"{declined} candidates were declined, and are not measured; inspect lists them",)
-    comparison = _Comparison(graph, module, fed, ours, exact, seen, declined)
+        notes += (f"{len(declined)} candidates were declined, and are not measured; inspect lists them",)
     norms = tuple(comparison.norm(p) for p in chosen)
-    return comparison.report(norms, notes)
-
-
-def _prepared(
-    module: Any, args: Any, kwargs: Mapping[str, Any] | None, dtype: str | None
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The checked arguments, in the type asked for."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError("torch", "verify --against torch", "rmsnorm_onnx[torch]") from error
-    from rmsnorm_onnx.exporters.steps import converted
-
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"a {type(module).__name__} is no module to compare with; give a torch.nn.Module")
-    args = (args,) if isinstance(args, torch.Tensor) else args
-    if not isinstance(args, tuple | list):
-        raise UsageError(f"args must be a tuple of tensors, got a {type(args).__name__}; keyword inputs go into kwargs")
-    if any(isinstance(arg, torch.Tensor) and not arg.numel() for arg in (*args, *(kwargs or {}).values())):
-        raise UsageError("an example input is empty, and nothing can be measured on it; give one with rows")
-    if dtype not in (None, "float32", "float16", "bfloat16"):
-        raise UsageError(f"cannot convert to {dtype!r}; use one of float32, float16, bfloat16")
-    try:
-        prepared: tuple[Any, tuple[Any, ...], dict[str, Any]] = converted(
-            module, tuple(args), dict(kwargs or {}), dtype
-        )
-    except Exception as error:  # a module's own deepcopy may raise anything
-        raise UsageError(f"the module cannot be converted to {dtype}: {_words(error)}") from error
-    return prepared
-
-
-def _run(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], pairs: Sequence[Pair]) -> Capture:
-    from rmsnorm_onnx.capture import capture
-
-    watched = {p.module: p.key for p in pairs if p.module is not None and p.key is not None}
-    try:
-        return capture(module, args, kwargs, watched)
-    except Exception as error:  # the user's own code may raise anything
-        raise ExportError(f"the module does not run on its example inputs: {_words(error)}") from error
-
-
-def _run_in_double(
-    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], pairs: Sequence[Pair]
-) -> Capture | str:
-    """The float64 run, or why there is none."""
-    from rmsnorm_onnx.double import everything_in_double, in_double
-
-    try:
-        double, (args, kwargs) = in_double(module, (args, kwargs))
-        with everything_in_double():
-            return _run(double, args, kwargs, pairs)
-    except Exception as error:  # an operator without a float64 kernel may raise anything; the report has its words
-        return f"there is no float64 run of the module: {_words(error.__cause__ or error)}"
+    return comparison.report(norms, outputs, faults, notes + remarks)
 
 
 def _observe(model: ir.Model, fed: Mapping[str, np.ndarray], pairs: Sequence[Pair]) -> Observation | tuple[str, ...]:
@@ -179,40 +137,42 @@ def _observe(model: ir.Model, fed: Mapping[str, np.ndarray], pairs: Sequence[Pai
         return tuple(f"{reason}no {kind + ' ' if kind else ''}kernel for {ops}" for kind, ops in named.items())
 
 
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
 class _Comparison:
     """Puts both sides of a file's norms and outputs beside each other."""
 
     def __init__(
         self,
         model: ir.Model,
-        module: torch.nn.Module,
+        run: TorchRun,
         fed: Mapping[str, np.ndarray],
-        ours: Capture,
-        exact: Capture | str,
         seen: Observation | tuple[str, ...],
         declined: int,
     ) -> None:
-        self._model, self._module, self._fed, self._declined = model, module, fed, declined
-        self._ours = ours
+        self._model, self._module, self._fed, self._declined = model, run.module, fed, declined
+        self._run, self._ours, exact = run, run.plain, run.exact
         self._exact = None if isinstance(exact, str) else exact
         self._seen = None if isinstance(seen, tuple) else seen
         self._unrun = (*(seen if isinstance(seen, tuple) else ()), *((exact,) if isinstance(exact, str) else ()))
         self._alone = Alone(model)
 
-    def report(self, norms: tuple[NormComparison, ...], notes: tuple[str, ...]) -> TorchParityReport:
+    def report(
+        self,
+        norms: tuple[NormComparison, ...],
+        outputs: tuple[OutputComparison, ...],
+        faults: tuple[str, ...],
+        notes: tuple[str, ...],
+    ) -> TorchParityReport:
         """The norms with the outputs."""
         seen = self._seen
         if seen is not None:
             notes += () if seen.unchanged else (_CHANGED,)
             notes += () if seen.optimised else (_UNOPTIMISED,)
-        outputs, count = self._outputs(), len(self._ours.outputs)
+        count = len(self._ours.outputs)
         if count != len(outputs):
-            notes += (f"the module gives {count} tensors, the file {len(outputs)} outputs: they are compared in order",)
-        return TorchParityReport(norms=norms, outputs=outputs, whole=seen is not None, unrun=self._unrun, notes=notes)
+            faults += (f"the module gives {count} tensors, and the file {len(outputs)} outputs; in order they are:",)
+        return TorchParityReport(
+            norms=norms, outputs=outputs, whole=seen is not None, faults=faults, unrun=self._unrun, notes=notes
+        )
 
     def norm(self, pair: Pair) -> NormComparison:
         """One norm on both sides."""
@@ -351,13 +311,28 @@ class _Comparison:
             found["runtime_drift"] = difference(theirs.y, y)
         return found
 
-    def _outputs(self) -> tuple[OutputComparison, ...]:
+    def outputs(self) -> tuple[OutputComparison, ...]:
+        """Each output of the file beside the module's, in order."""
         exact = () if self._exact is None else self._exact.outputs
         theirs = () if self._seen is None else self._seen.outputs
-        return tuple(
-            compare_output(value.name or "", *(_at(side, i) for side in (self._ours.outputs, theirs, exact)))
-            for i, value in enumerate(self._model.graph.outputs)
-        )
+        names = [value.name or "" for value in self._model.graph.outputs]
+        sides = [
+            Sides(_at(self._ours.outputs, i), _at(theirs, i), _at(exact, i), functools.partial(self._moves, i))
+            for i in range(len(names))
+        ]
+        return tuple(map(compare_output, names, sides))
+
+    def _moves(self, index: int) -> list[np.ndarray]:
+        return [outputs[index] for outputs in self._moved if index < len(outputs)]
+
+    @functools.cached_property
+    def _moved(self) -> Sequence[tuple[np.ndarray, ...]]:
+        """The runs with moved weights: by the eps of the coarsest type in the file or the module."""
+        arrays = (*self._ours.outputs, *(() if self._seen is None else self._seen.outputs))
+        kinds = {array.dtype.name for array in arrays if array is not None}
+        kinds |= {match.x_type for match in find_rms_norms(self._model) if isinstance(match, Match)}
+        kinds |= {str(p.dtype).removeprefix("torch.") for p in self._module.parameters()}
+        return self._run.moved(max(float(dtypes.finfo(k).eps) for k in kinds & set(dtypes.FLOAT_TYPES) or {"float32"}))
 
 
 def _at(values: Sequence[np.ndarray | None], index: int) -> np.ndarray | None:

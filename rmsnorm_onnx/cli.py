@@ -123,12 +123,20 @@ def _verify(arguments: argparse.Namespace) -> int:
     for flag, value in (("--dtype", arguments.dtype), ("--plot", arguments.output)):
         if value is not None:
             raise UsageError(f"{flag} goes with --against torch only; leave it out")
+    if _names_a_callable(arguments.original):
+        raise UsageError(f"{arguments.original} is no ONNX file; add --against torch to compare with a PyTorch module")
     with _progress(f"measuring {arguments.model}"):
         only = arguments.only or None
         measured = parity.verify(arguments.model, arguments.original, seed=arguments.seed or 0, only=only)
-    _tell_if_none(arguments.only, len(measured.sites))
     _print(arguments, measured.to_json(), lambda console: parity.print_report(measured, console))
     return _DONE if measured.ok and not (arguments.strict and measured.unrun) else _FAILED
+
+
+def _names_a_callable(original: str | None) -> bool:
+    """Whether it is written as `module:callable` is, and no file bears the name."""
+    place, _, name = (original or "").rpartition(":")
+    written = bool(place) and name.replace(".", "_").isidentifier() and not place.endswith((".onnx", os.sep))
+    return written and not os.path.exists(original or "")
 
 
 def _verify_torch(arguments: argparse.Namespace) -> int:
@@ -149,9 +157,10 @@ def _verify_torch(arguments: argparse.Namespace) -> int:
         measured = against.verify_torch(
             arguments.model, module, inputs, kwargs=keywords, dtype=arguments.dtype, only=arguments.only or None
         )
-    _tell_if_none(arguments.only, len(measured.norms))
-    if arguments.output is not None:
+    if arguments.output is not None and measured.norms:
         plot.draw(measured, arguments.output)
+    elif arguments.output is not None:
+        terminal.tell(f"rmsnorm-onnx: {arguments.output} was not drawn: there is no norm in the file")
     _print(arguments, measured.to_json(), lambda console: comparison.print_report(measured, console))
     return _DONE if measured.ok and not (arguments.strict and measured.unmeasured) else _FAILED
 

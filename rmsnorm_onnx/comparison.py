@@ -167,6 +167,9 @@ class OutputComparison:
         difference: The runtime's from PyTorch's.
         nonfinite: How many elements are NaN or infinite in the runtime where the float64 run's are finite (PyTorch's,
             if there is no float64 run).
+        allowed_ulp: The error that the runtime's output may have, as `rmsnorm_onnx.outputs` derives it; None where it
+            was not judged.
+        faults: What is wrong with the runtime's output, each one sentence.
         unrun: Why something was not measured, each one sentence.
     """
 
@@ -178,6 +181,8 @@ class OutputComparison:
     runtime_error: Difference | None = None
     difference: Difference | None = None
     nonfinite: int = 0
+    allowed_ulp: float | None = None
+    faults: tuple[str, ...] = ()
     unrun: tuple[str, ...] = ()
 
     @property
@@ -187,19 +192,12 @@ class OutputComparison:
             return self.difference is not None
         return self.torch_error is not None and self.runtime_error is not None
 
-    @property
-    def fault(self) -> str:
-        """What is wrong, in one sentence; "" for nothing."""
-        if not self.nonfinite:
-            return ""
-        return f"output {self.name}: {self.nonfinite} elements are NaN or infinite in the runtime and should be finite"
-
     def to_json(self) -> dict[str, Any]:
         """The measurement as JSON-ready data; every key is always there."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("torch_error", "runtime_error", "difference"):
             data[name] = _plain(data[name])
-        return {**data, "unrun": list(self.unrun)}
+        return {**data, "faults": list(self.faults), "unrun": list(self.unrun)}
 
 
 def _plain(value: Difference | None) -> dict[str, float] | None:
@@ -214,6 +212,8 @@ class TorchParityReport:
         norms: In the order of the graph.
         outputs: In the order of the graph.
         whole: Whether the whole file ran; else each norm ran alone, on PyTorch's x.
+        faults: What is wrong with the file as a whole, each one sentence: a norm that it lacks, no norm at all, another
+            number of outputs.
         unrun: Why the whole file, or the float64 run of the module, did not run, each one sentence.
         notes: What a reader should know, each one sentence.
     """
@@ -221,15 +221,15 @@ class TorchParityReport:
     norms: tuple[NormComparison, ...]
     outputs: tuple[OutputComparison, ...]
     whole: bool
+    faults: tuple[str, ...] = ()
     unrun: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with any norm, as far as it was measured, and the runtime's outputs are finite where
-        they should be; `unmeasured` has the rest.
-        """
-        return all(norm.ok for norm in self.norms) and not any(output.nonfinite for output in self.outputs)
+        """Whether nothing is wrong with any norm or output, as far as it was measured; `unmeasured` has the rest."""
+        wrong = self.faults or any(output.faults for output in self.outputs)
+        return not wrong and all(norm.ok for norm in self.norms)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -244,7 +244,7 @@ class TorchParityReport:
             "beyond": sum(not norm.ok for norm in self.norms),
             "unmeasured": list(self.unmeasured),
         }
-        lists = {"unrun": list(self.unrun), "notes": list(self.notes)}
+        lists = {name: list(getattr(self, name)) for name in ("faults", "unrun", "notes")}
         sides = {"norms": [n.to_json() for n in self.norms], "outputs": [o.to_json() for o in self.outputs]}
         return {
             "version": VERSION,
@@ -261,8 +261,8 @@ def print_report(report: TorchParityReport, console: Console) -> None:
     """Print the norms and the outputs as tables, what was not measured with its reasons, and a closing line."""
     _print_norms(report, console)
     _print_outputs(report, console)
-    faults = [line for norm in report.norms for line in norm.faults]
-    faults += [output.fault for output in report.outputs if output.fault]
+    faults = [*report.faults, *(line for norm in report.norms for line in norm.faults)]
+    faults += [line for output in report.outputs for line in output.faults]
     unrun = [*report.unrun, *(line for norm in report.norms for line in norm.unrun)]
     unrun += [line for output in report.outputs for line in output.unrun]
     notes = [*report.notes, *(line for norm in report.norms for line in norm.notes)]
@@ -273,6 +273,8 @@ def print_report(report: TorchParityReport, console: Console) -> None:
             console.print(f"  {line}" + (f" ({count} times)" if count > 1 else ""), markup=False, highlight=False)
     data = report.to_json()
     line = f"\n{data['within']} within, {data['beyond']} beyond, {len(report.unmeasured)} not measured on both sides"
+    wrong = len(report.faults) + sum(bool(output.faults) for output in report.outputs)
+    line += f"; {wrong} wrong beside the norms" if wrong else ""
     console.print(line, style="bold", markup=False, highlight=False)
 
 
@@ -311,18 +313,27 @@ def _print_outputs(report: TorchParityReport, console: Console) -> None:
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = ("output", "type", "PyTorch ulp", "runtime ulp", "PyTorch max", "runtime max", "PyTorch rms")
+    columns = ("output", "type", "PyTorch ulp", "runtime ulp", "allowed", "PyTorch max", "runtime max", "PyTorch rms")
     for column in (*columns, "runtime rms", "apart rms", ""):
         table.add_column(column, overflow="fold")
     for output in report.outputs:
         a, b, c = output.torch_error, output.runtime_error, output.difference
         largest = [None if side is None else side.relative for side in (a, b)]
-        numbers = [output.torch_ulp, output.runtime_ulp, *largest, _rms(a), _rms(b), _rms(c)]
-        bad = Text(f"{output.nonfinite} not finite", "bold red") if output.nonfinite else Text("")
-        table.add_row(Text(output.name), Text(output.dtype), *map(_cell, numbers), bad)
+        numbers = [output.torch_ulp, output.runtime_ulp, output.allowed_ulp, *largest, _rms(a), _rms(b), _rms(c)]
+        table.add_row(Text(output.name), Text(output.dtype), *map(_cell, numbers), _output_verdict(output))
     if report.outputs:
         console.print("\nagainst a float64 run of the module, relative to the whole output:", style="bold")
         console.print(table)
+
+
+def _output_verdict(output: OutputComparison) -> Text:
+    from rich.text import Text
+
+    if output.nonfinite:
+        return Text(f"{output.nonfinite} not finite", "bold red")
+    if output.faults:
+        return Text("wrong", "bold red")
+    return Text("within", "green") if output.allowed_ulp is not None else Text("")
 
 
 def _rms(value: Difference | None) -> float | None:

@@ -62,8 +62,8 @@ def output_file(name: Name) -> Path:
     """The file that an output really goes to: links are followed, so that they survive.
 
     Raises:
-        UsageError: nothing can be written there: there is no folder for it, or there is something that is no regular
-            file (a folder, a pipe, a device), which would have to be replaced.
+        UsageError: nothing can be written there: there is no folder for it, or none that is writable, or there is
+            something that is no regular file (a folder, a pipe, a device), which would have to be replaced.
     """
     if not os.fspath(name):
         raise UsageError("the output's name is empty; name a file")
@@ -81,6 +81,8 @@ def output_file(name: Name) -> Path:
         raise UsageError(f"{cannot}: it is a folder; name a file")
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{cannot}: it is no regular file, and would be replaced; name a file")
+    if not os.access(target.parent, os.W_OK | os.X_OK):  # the file itself is replaced, whatever its own mode
+        raise UsageError(f"{cannot}: the folder {shown(target.parent)} is not writable; name another place")
     return target
 
 

@@ -26,7 +26,7 @@ from rmsnorm_onnx.parameters import Parameters
 from rmsnorm_onnx.passes import raise_statistic
 from rmsnorm_onnx.sessions import one_line
 from rmsnorm_onnx.shapes import Shapes
-from rmsnorm_onnx.site import Match, patterns, selected
+from rmsnorm_onnx.site import Match, check_chosen, patterns, selected
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.subgraph import Places, UncutError
 from rmsnorm_onnx.trial import Trial, measure
@@ -139,7 +139,7 @@ def verify(
 
     Raises:
         ModelError: a model cannot be read.
-        UsageError: max_rows is not positive, or an argument is no model.
+        UsageError: max_rows is not positive, an argument is no model, or no norm is called as `only` says.
         MissingDependencyError: onnxruntime is not installed.
     """
     if max_rows < 1:
@@ -150,6 +150,7 @@ def verify(
     comparison = _Comparison(new, old, seed, max_rows)
     matches = [m for m in find_rms_norms(old) if isinstance(m, Match)]
     chosen = [m for m in matches if selected(m.name, m.module, patterns(only), ())]
+    check_chosen(only, [(m.name, m.module) for m in matches], len(chosen))
     return ParityReport(sites=tuple(comparison.site(match) for match in chosen), seed=seed)
 
 

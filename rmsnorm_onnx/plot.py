@@ -31,11 +31,11 @@ def check(path: str | os.PathLike[str]) -> None:
         UsageError: the extension is none of `EXTENSIONS`, or nothing can be written there.
         MissingDependencyError: matplotlib is not installed.
     """
+    files.output_file(path)
     extension = Path(path).suffix[1:].lower()
     if extension not in EXTENSIONS:
         known = ", ".join(f".{e}" for e in EXTENSIONS)
         raise UsageError(f"cannot plot to {files.shown(path)}: its extension must be one of {known}")
-    files.output_file(path)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -96,12 +96,18 @@ class Package:
 
 
 _PACKAGES = (
+    ("numpy", "arrays, and the float64 reference", "numpy>=1.26"),
+    ("ml-dtypes", "bfloat16 in numpy", "ml-dtypes>=0.5"),
     ("onnx", "reading and writing models", "onnx>=1.20"),
     ("onnx-ir", "the graph that is rewritten", "onnx-ir>=1.0"),
     ("onnxscript", "authoring functions", "onnxscript>=0.7"),
+    ("rich", "tables on a terminal", "rich>=13"),
     ("onnxruntime", "verify, and naming missing kernels", "onnxruntime>=1.23"),
-    ("torch", "export", "torch>=2.9"),
-    ("transformers", "the reference models of the demo", "transformers>=5"),
+    ("torch", "export, and verify --against torch", "torch>=2.9"),
+    ("transformers", "checkpoints, and the reference models of the demo", "transformers>=5"),
+    ("safetensors", "the weights of checkpoints", "safetensors>=0.5"),
+    ("keras", "Keras models", "keras>=3.9"),
+    ("matplotlib", "verify --plot", "matplotlib>=3.8"),
     ("tensorrt", "engines, on an NVIDIA GPU", "tensorrt>=10.15"),
 )
 # onnxruntime is one module under several names on PyPI.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import enum
 import fnmatch
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
+from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.spec import RMSNormSpec
 
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
@@ -202,3 +204,33 @@ def selected(name: str, module: str | None, only: Sequence[str], skip: Sequence[
         return any(fnmatch.fnmatchcase(n, p) for p in patterns for n in (name, module) if n is not None)
 
     return (not only or matches(only)) and not matches(skip)
+
+
+def check_chosen(only: str | Sequence[str] | None, sites: Sequence[tuple[str, str | None]], chosen: int) -> None:
+    """Refuse patterns that match no site: a check of nothing proves nothing, and most often it is misspelt.
+
+    Args:
+        only: The patterns.
+        sites: Each site's name and module; where there is none, no pattern is at fault.
+        chosen: How many of them the patterns chose.
+
+    Raises:
+        UsageError: none; the message has the closest names.
+    """
+    if sites and not chosen:
+        raise UsageError(no_match(patterns(only), [name for site in sites for name in reversed(site) if name]))
+
+
+def no_match(only: Sequence[str], names: Sequence[str]) -> str:
+    """What is said where patterns match no site: the names that come closest.
+
+    >>> no_match(["norm.1"], ["norms.0", "norms.1", "last"])
+    "no norm matches 'norm.1'; the closest are norms.1, norms.0"
+    """
+    known = list(dict.fromkeys(names))
+    close = [name for pattern in only for name in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)]
+    said = " or ".join(map(repr, only))
+    shown = list(dict.fromkeys(close))[:3]
+    if shown:
+        return f"no norm matches {said}; the closest are {', '.join(shown)}"
+    return f"no norm matches {said}; there are {', '.join(known[:6])}{', ...' if len(known) > 6 else ''}"

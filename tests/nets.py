@@ -75,6 +75,11 @@ class Hand(nn.Module):
         return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).sin()
 
 
+def bare_net() -> nn.Module:
+    """A module without a norm."""
+    return nn.Linear(WIDTH, WIDTH).eval()
+
+
 def seeded(kind: type[nn.Module], seed: int = 0) -> Any:
     """A module with seeded weights."""
     with torch.random.fork_rng(devices=[]):

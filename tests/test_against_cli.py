@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 from kit import NORM, proto
-from nets import Residual, example, exported, seeded
+from nets import Residual, bare_net, example, exported, seeded
 from test_cli import Run, run  # noqa: F401  (a fixture)
 
 from rmsnorm_onnx import modelio
@@ -19,13 +19,24 @@ from rmsnorm_onnx import modelio
 NET = """
     import sys
     sys.path.insert(0, {tests!r})
-    from nets import Residual, example, seeded
+    from nets import Residual, bare_net, example, seeded
 
     def make():
         return seeded(Residual), example()
 
     def other():
         return seeded(Residual, seed=1), example()
+
+    def changed():
+        module = seeded(Residual)
+        module.layers[0].weight.data[0, 0] += 0.5
+        return module, example()
+
+    def bare():
+        return bare_net(), example()
+
+    def empty():
+        return seeded(Residual), example()
 """
 
 
@@ -35,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("against")
     modelio.save(exported(Residual), place / "net.onnx")
     modelio.save(exported(Residual, "bfloat16"), place / "half.onnx")
+    modelio.save(exported(bare_net), place / "bare.onnx")
     (place / "net.py").write_text(textwrap.dedent(NET).format(tests=str(Path(__file__).parent)))
     return place
 
@@ -99,6 +111,44 @@ def test_no_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert err == "rmsnorm-onnx: the plot needs matplotlib: pip install 'rmsnorm_onnx[plot]'\n"
 
 
+def test_a_module_without_the_flag(run: Run, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """What is written as a module is, where no such file is, is not called a missing file: the flag is named."""
+    for original in (f"{folder}/net.py:make", "package.module:make", "nowhere.py:make"):
+        code, out, err = run("verify", folder / "net.onnx", original)
+        assert (code, out) == (2, "")
+        assert (
+            err == f"rmsnorm-onnx: {original} is no ONNX file; add --against torch to compare with a PyTorch module\n"
+        )
+    assert run("verify", folder / "net.onnx", tmp_path / "absent.onnx")[0] == 3
+
+
+def test_a_pattern_that_matches_nothing(run: Run, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A misspelt pattern is exit 2 with the closest names, and no plot is drawn."""
+    command = ("verify", folder / "net.onnx", f"{folder}/net.py:make", "--against", "torch", "--only", "norm.1")
+    code, out, err = run(*command, "--plot", tmp_path / "drift.png")
+    assert (code, out) == (2, "") and not list(tmp_path.iterdir())
+    assert err == "rmsnorm-onnx: no norm matches 'norm.1'; the closest are norms.1, norms.0\n"
+
+
+def test_another_weight(run: Run, folder: Path) -> None:  # noqa: F811
+    """A weight outside the norms that is not the module's is exit 1, and the line says how far the output is off."""
+    code, out, _ = run("verify", folder / "net.onnx", f"{folder}/net.py:changed", "--against", "torch")
+    assert code == 1 and "3 within, 0 beyond, 0 not measured on both sides; 1 wrong beside the norms" in out
+    assert "ulp from float64, and PyTorch " in out and "so another weight, or another computation" in out
+
+
+@pytest.mark.parametrize("builder", ["bare", "empty"])
+def test_no_norm(run: Run, folder: Path, tmp_path: Path, builder: str) -> None:  # noqa: F811
+    """No norm in the file or in the module is told, exit 1, with or without a plot, of which there is then none."""
+    name = {"bare": "net.onnx", "empty": "bare.onnx"}[builder]
+    words = {"bare": "no norm was found in the module", "empty": "no norm was found in the file"}[builder]
+    plot = tmp_path / "drift.png"
+    for flags in ([], ["--plot", plot]):
+        code, out, _ = run("verify", folder / name, f"{folder}/net.py:{builder}", "--against", "torch", *flags)
+        assert code == 1 and words in out
+    assert plot.exists() == (builder == "bare")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -142,3 +192,44 @@ def test_a_plot_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="No space left on device"):
         plot.draw(report, target)
     assert target.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("folder.png", "it is a folder; name a file"),
+        ("folder", "it is a folder; name a file"),
+        ("absent/drift.png", "does not exist; create it"),
+        ("file/drift.png", "is no folder; name another place"),
+        (".png", "its extension must be one of"),
+        ("drift.", "its extension must be one of"),
+        ("locked/drift.png", "locked is not writable; name another place"),
+    ],
+)
+def test_plots_at_odd_places(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no plot can go it is one line and exit 2, before any work, and nothing is written."""
+    import os
+
+    for folder in ("folder.png", "folder", "locked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").chmod(0o500)
+    genuine = os.access
+    # The superuser may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and genuine(path, mode))
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("verify", "none.onnx", "none.py:make", "--against", "torch", "--plot", tmp_path / name)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and words in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_plot_without_a_name(run: Run) -> None:  # noqa: F811
+    """An empty name is said to be empty."""
+    code, out, err = run("verify", "none.onnx", "none.py:make", "--against", "torch", "--plot", "")
+    assert (code, out, err) == (2, "", "rmsnorm-onnx: the output's name is empty; name a file\n")

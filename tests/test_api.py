@@ -1,13 +1,16 @@
 """The public surface, pinned: names, signatures, and what an import costs."""
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import rmsnorm_onnx
 
+README = Path(__file__).parents[1] / "README.md"
 SURFACE = {
     *("find_rms_norms", "fuse", "Match", "Declined", "FuseRMSNorm", "RMSNormSpec"),
     *("reference", "ulp_distance", "tolerance", "verify", "verify_torch", "export"),
@@ -27,6 +30,24 @@ def test_star_import() -> None:
     names: dict[str, object] = {}
     exec("from rmsnorm_onnx import *", names)
     assert names.keys() - {"__builtins__"} == SURFACE
+
+
+@pytest.mark.parametrize(
+    "name", ["exporters.export_transformers", "exporters.export_keras", "spec.preset", "opsets.convert", "models"]
+)
+def test_modules_after_the_plain_import(name: str) -> None:
+    """The names that the README writes out are there after `import rmsnorm_onnx`, in a fresh process."""
+    code = f"import rmsnorm_onnx; rmsnorm_onnx.{name}; print('{name.split('.')[0]}' in dir(rmsnorm_onnx))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == "True"
+
+
+def test_the_readme_names_what_is_there() -> None:
+    """Every dotted name of the package in the README is one that a plain import reaches."""
+    names = set(re.findall(r"\brmsnorm_onnx((?:\.[a-z_]+)+)", README.read_text())) - {".py"}
+    assert {".spec.preset", ".opsets.convert", ".exporters.export_keras"} <= names
+    code = "import rmsnorm_onnx\n" + "\n".join(f"rmsnorm_onnx{name}" for name in sorted(names))
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_unknown_name() -> None:

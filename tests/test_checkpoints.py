@@ -195,7 +195,11 @@ DAMAGES = {
     "no weights": (lose_weights, "holds no model.safetensors, nor model.safetensors.index.json"),
     "index": (lose_index_entry, "that model.safetensors.index.json places there"),
     "tensor lost": (lose_tensor, "lacks model.norm.weight, which LlamaForCausalLM has"),
-    "shapes": (edit(hidden_size=32, head_dim=16), "cannot be loaded"),
+    "shapes": (edit(hidden_size=32, head_dim=16), "weight is [99, 64] in the file, and [99, 32] by config.json, and "),
+    "one shape": (
+        edit(vocab_size=98),
+        "is [99, 64] in the file, and [98, 64] by config.json",
+    ),
 }
 
 

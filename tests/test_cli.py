@@ -285,6 +285,8 @@ def test_doctor_without_runtime(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
     code, out, _ = run("doctor")
     assert code == 0 and "pip install 'onnxruntime>=1.23'" in out and "form " not in out
+    for package in ("transformers>=5", "safetensors>=0.5", "keras>=3.9", "matplotlib>=3.8", "torch>=2.9"):
+        assert f"pip install '{package}'" in out
 
 
 MODULE = """
@@ -423,7 +425,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rmsnorm-onnx {rmsnorm_onnx.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["fuse", "--dry-run"], ["verify"]])
+@pytest.mark.parametrize("command", [["inspect"], ["fuse", "--dry-run"]])
 def test_a_pattern_that_matches_nothing_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -434,3 +436,10 @@ def test_a_pattern_that_matches_nothing_is_told(
     assert "no site matches 'tpyo*'" in capsys.readouterr().err
     cli.main([*command, str(path), "--only", "y"])
     assert "no site" not in capsys.readouterr().err
+
+
+def test_verify_of_nothing_is_a_usage_error(run: Run, norms: Path) -> None:
+    """A pattern that matches no norm would check nothing: exit 2, with the names that there are."""
+    code, out, err = run("verify", norms, "--only", "tpyo*")
+    assert (code, out) == (2, "") and err.startswith("rmsnorm-onnx: no norm matches 'tpyo*'; there are ")
+    assert run("verify", norms, "--only", "*")[0] == 0

@@ -16,8 +16,8 @@ from rmsnorm_onnx.exporters import export
 
 @pytest.mark.parametrize("opset", [12, 7, onnx.defs.onnx_opset_version() + 1])
 def test_opset_out_of_reach(opset: int) -> None:
-    """An opset that cannot be written is an error that names the limit, before any work is done."""
-    with pytest.raises(ExportError, match=f"opset {opset} is (older than 13|newer than {opset - 1})"):
+    """An opset that cannot be written is a usage error that names the limit, before any work is done."""
+    with pytest.raises(UsageError, match=f"opset {opset} is (older than 13|newer than {opset - 1})"):
         export(nn.RMSNorm(48), torch.randn(2, 3, 48), opset=opset)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,11 +76,24 @@ def test_without_being_registered_it_is_no_model() -> None:
 @pytest.mark.parametrize(
     ("claim", "dtype", "words"),
     [
-        (SPEC.replace(epsilon=1e-5), "float32", "ulp from its spec.*(near epsilon|tiny); look at epsilon"),
-        (SPEC.replace(epsilon_placement="outside", epsilon=1e-3), "float32", "look at epsilon"),
-        (SPEC.replace(gain_offset=1.0), "float32", "look at the gain and its offset"),
-        (SPEC.replace(leading=D // 2), "float32", "ulp from its spec"),
-        (preset("llama"), "float16", r"it rounds not before the gain \(\d+ elements agree"),
+        (
+            SPEC.replace(epsilon=1e-5),
+            "float32",
+            "ulp from its spec.*(near epsilon|tiny); its spec is true with epsilon=1e-06$",
+        ),
+        (SPEC.replace(epsilon_placement="outside"), "float32", "its spec is true with epsilon_placement='inside'$"),
+        (
+            SPEC.replace(epsilon_placement="outside", epsilon=1e-3),
+            "float32",
+            "no change of a single field makes its spec",
+        ),
+        (SPEC.replace(gain_offset=1.0), "float32", r"its spec is true with gain_offset=0\.0$"),
+        (SPEC.replace(leading=D // 2), "float32", "ulp from its spec.*; its spec is true with leading=None$"),
+        (
+            preset("llama"),
+            "float16",
+            r"it rounds not before the gain \(\d+ elements agree.*true with normalized_type='float32'",
+        ),
         (SPEC.replace(result_type="float32"), "float16", "it gives float16, its spec float32"),
         (SPEC.replace(statistic_type="x"), "float16", "cannot be kept whole: a statistic in float16"),
         (SPEC.replace(axes=(-4,)), "float32", "has no axis -4"),
@@ -122,11 +136,29 @@ def test_a_rounding_before_the_gain_is_told_from_one_after() -> None:
         ({Opaque: SPEC}, "has no tensor 'weight' for the gain"),
         ({Opaque: "llama"}, "norms holds a str"),
         ({Opaque: lambda module: None}, "returned a NoneType, no spec"),
+        ({Opaque: "llama"}, r"for Opaque; give rmsnorm_onnx\.spec\.preset\('llama'\)"),
+        ({Opaque: 1e-6}, "norms holds a float for Opaque; give an RMSNormSpec"),
+        ({Opaque: RMSNormSpec}, "norms holds the class RMSNormSpec for Opaque"),
+        ({Opaque: Kept("llama")}, "norms holds a str for Opaque"),
+        ({Opaque: Kept(SPEC, gain=3)}, "the Kept for Opaque names its gain 3"),
+        ({Opaque: Kept(SPEC, gain="epsilon")}, "Opaque has no tensor 'epsilon' for the gain"),
+        ({Opaque: Kept(SPEC.replace(axes=(-2, -1)), gain="scale")}, None),
+        ({Opaque: Kept(SPEC.replace(axes=(-2,)), gain="scale")}, r"the gain of Opaque \(norm\) is of shape \[48, 1\]"),
+        (
+            {Opaque: lambda module: module.eps},
+            "the function that norms gives for Opaque failed: AttributeError: .*'eps'",
+        ),
+        ({Opaque: lambda module: RMSNormSpec(epsilon=-1.0)}, "for Opaque failed: SpecError: epsilon must be finite"),
+        ({"Opaque": SPEC}, "norms names 'Opaque', which is no class of torch.nn.Module"),
+        ({int: SPEC}, "norms names <class 'int'>, which is no class of torch.nn.Module"),
+        ({Opaque(): SPEC}, "norms names a module, a Opaque; use its class"),
+        ([Opaque], "norms must map module classes to specs, got a list"),
+        (Opaque, "norms must map module classes to specs, got a type"),
     ],
 )
-def test_what_cannot_be_registered(norms: dict[type, object], words: str) -> None:
+def test_what_cannot_be_registered(norms: Any, words: str | None) -> None:
     """Classes that are not there, and claims that are none, are usage errors."""
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(ExportError if words is None else UsageError, match=words):
         export(Net(), torch.randn(2, 3, D), norms=norms)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import itertools
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from rmsnorm_onnx.runtimes import packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,6 +51,22 @@ def test_the_wheel(tmp_path: Path) -> None:
     assert not any(name.startswith(("tests", "benchmarks", "exporters", "models")) for name in files)
     entry_points = next(name for name in files if name.endswith("entry_points.txt"))
     assert "rmsnorm-onnx = rmsnorm_onnx.cli:main" in zipfile.ZipFile(wheel).read(entry_points).decode()
+
+
+def test_doctor_knows_what_is_declared() -> None:
+    """Every dependency and every extra's package is listed by `doctor`, with the version that is declared."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    declared = {str(Requirement(line)) for line in (*PROJECT["project"]["dependencies"], *itertools.chain(*extras))}
+    listed = {p.install.removeprefix("pip install ").strip("'"): p for p in packages()}
+    assert declared <= {str(Requirement(line)) for line in listed}
+    for line, package in listed.items():
+        assert Requirement(line).name == package.name and package.purpose
+
+
+def test_the_readme_names_every_extra() -> None:
+    """The README's line on installing has each extra of pyproject.toml."""
+    (line,) = re.findall(r"`pip install \.`.*?(?=\n\n)", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"`\[(\w+)\]`", line)) == set(PROJECT["project"]["optional-dependencies"])
 
 
 def pinned() -> list[Requirement]:
