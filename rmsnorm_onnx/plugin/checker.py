@@ -104,7 +104,7 @@ def _check(nodes: Nodes, described: Described | None) -> CheckReport:
         checked[CheckedNode(node_name(node), seen.op, seen.scope, ours)] = None
         found = _check_ours(seen, nodes) if ours else _check_foreign(seen, nodes, described)
         faults |= dict.fromkeys(found)
-        notes |= dict.fromkeys(_unchecked(seen) if ours else ())
+        notes |= dict.fromkeys(_remarks(seen, nodes) if ours else ())
         nodes.note_output(seen)
     if not any(node.op.startswith(f"{ONNXRUNTIME_DOMAIN}::") for node in checked):  # there onnxruntime runs the rest
         faults |= dict.fromkeys(map(_contrib_fault, contrib))
@@ -145,9 +145,14 @@ def _is_foreign(node: ir.Node, described: Described | None) -> bool:
     return any(name in node.attributes for name in IDENTITY)
 
 
-def _unchecked(node: PluginNode) -> Iterator[str]:
+def _remarks(node: PluginNode, nodes: Nodes) -> Iterator[str]:
     for name in unknowns(node):
         yield f"{node_name(node.node)}: the type or the rank of {name} is unknown, so that it was not checked"
+    if node.calls and node.node.op_identifier() in nodes.model.functions:  # measured on TensorRT-RTX 1.7
+        yield (
+            f"{node_name(node.node)}: inside a function TensorRT runs the function of the node's name, not the plugin; "
+            f"remove the function {node.op} if the plugin is to run"
+        )
 
 
 def _contrib_fault(node: PluginNode) -> Fault:

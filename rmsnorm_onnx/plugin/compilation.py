@@ -18,6 +18,7 @@ from rmsnorm_onnx.errors import CheckFailedError, PluginError, UsageError
 from rmsnorm_onnx.plugin.library import NAME, cache_folder, source_folder
 
 _HEADER = "NvInferRuntime.h"
+_TOOLKIT = "/usr/local/cuda"  # where NVIDIA's installers put it
 _OLDEST_CMAKE = (3, 24)
 _SYSTEM = ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu", "/usr/local/include")
 
@@ -122,7 +123,7 @@ def _cmake() -> Path:
 
 def _nvcc() -> Path:
     """CUDA's compiler: CUDACXX, the PATH, then CUDA's own places, as CMake looks for it."""
-    roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + [_TOOLKIT]
     candidates = [os.environ.get("CUDACXX"), shutil.which("nvcc"), *(f"{root}/bin/nvcc" for root in roots if root)]
     for candidate in candidates:
         found = shutil.which(candidate) if candidate else None
@@ -132,28 +133,31 @@ def _nvcc() -> Path:
 
 
 def _headers(named: str | os.PathLike[str] | None) -> Path:
-    """The folder of TensorRT's headers, looked for where plugins/tensorrt/FindTensorRTHeaders.cmake looks."""
-    if named is not None:
-        if not (Path(named) / _HEADER).is_file():
-            raise PluginError(f"{files.shown(named)} has no {_HEADER}; name the folder of TensorRT's headers")
-        return Path(named).absolute()
-    for folder in _header_folders():
-        if (folder / _HEADER).is_file():
-            return folder.absolute()
+    """The folder of TensorRT's headers, looked for where plugins/tensorrt/FindTensorRTHeaders.cmake looks.
+
+    What is named and has none is an error, no reason to look elsewhere.
+    """
+    folder, root = named or os.environ.get("TENSORRT_INCLUDE_DIR"), os.environ.get("TENSORRT_ROOT")
+    if folder:
+        places = [Path(folder)]
+    elif root:
+        places = [Path(root, "include", triple) for triple in ("", "x86_64-linux-gnu", "aarch64-linux-gnu")]
+    else:
+        places = [*map(Path, _SYSTEM), *_packaged()]
+    for place in places:
+        if (place / _HEADER).is_file():
+            return place.absolute()
+    if folder or root:
+        raise PluginError(f"{files.shown(places[0])} has no {_HEADER}; name the folder of TensorRT's headers")
     raise PluginError(
         "building the plugin needs TensorRT's headers: name their folder (--tensorrt-include), set TENSORRT_ROOT, "
         "or pip install --no-deps 'kernel-lens==2.0.1', which carries them"
     )
 
 
-def _header_folders() -> Iterator[Path]:
-    named, root = os.environ.get("TENSORRT_INCLUDE_DIR"), os.environ.get("TENSORRT_ROOT")
-    if named:
-        yield Path(named)
-    for triple in ("", "x86_64-linux-gnu", "aarch64-linux-gnu") if root else ():
-        yield Path(root or "") / "include" / triple
-    yield from map(Path, _SYSTEM)
-    package = importlib.util.find_spec("kernel_lens")  # looks it up without running any of it
+def _packaged() -> Iterator[Path]:
+    """The headers in the Python package that carries them, which is looked up without running any of it."""
+    package = importlib.util.find_spec("kernel_lens")
     for place in (package.submodule_search_locations or ()) if package else ():
         yield Path(place) / "include" / "tensorrt"
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import files, modelio, passes
 from rmsnorm_onnx.errors import CheckFailedError, PluginError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
-from rmsnorm_onnx.plugin import layers
+from rmsnorm_onnx.plugin import checker, layers
 from rmsnorm_onnx.plugin.commandline import has_plugin_nodes
 from rmsnorm_onnx.plugin.layers import NormLayers
 from rmsnorm_onnx.plugin.library import library_path
@@ -111,18 +111,23 @@ def build_engine(
 
     Raises:
         PluginError: no TensorRT is installed, or the plugin's library is not there.
-        CheckFailedError: the build failed; the message has TensorRT's first error.
+        CheckFailedError: a plugin node is at fault, which TensorRT need not notice, or the build failed; the message
+            has the first fault or TensorRT's first error.
         ModelError: the model is unreadable.
         UsageError: an argument cannot be used, or the engine cannot be written there.
     """
     job = _Job(*_chosen(runtime, capability), shapes, serialize)
+    if not without_plugin:
+        _check_nodes(path)
     target = files.output_file(output)
     if files.same(path, target):
         raise UsageError(f"cannot write the engine over its model {files.shown(path)}; name another file")
     with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work, files.replacing(target) as temporary:
         folder = Path(work)
-        model = _rewritten(path, WITHOUT, folder) if without_plugin else Path(path)
-        built = _build(model, temporary, job, folder)
+        if without_plugin:
+            built = _build_rewritten(path, WITHOUT, temporary, job, folder)
+        else:
+            built = _build(Path(path), temporary, job, folder)
     return dataclasses.replace(built, path=Path(output))
 
 
@@ -158,7 +163,7 @@ def compare_engines(
     for consumer in (WITH, WITHOUT):
         with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work:
             folder = Path(work)
-            built.append(_build(_rewritten(path, consumer, folder), folder / "engine", job, folder))
+            built.append(_build_rewritten(path, consumer, folder / "engine", job, folder))
     return built[0], built[1]
 
 
@@ -194,11 +199,25 @@ def _chosen(runtime: str | None, capability: int | None) -> tuple[str, int | Non
     return here[0], capability or _CAPABILITY
 
 
-def _rewritten(path: str | os.PathLike[str], consumer: str, folder: Path) -> Path:
-    model, _ = passes.fuse(path, consumer=consumer)
+def _check_nodes(path: str | os.PathLike[str]) -> None:
+    """TensorRT passes over some faults of a plugin node, and then runs something else."""
+    faults = checker.check(path).faults
+    if faults:
+        more = f" (and {len(faults) - 1} more; `rmsnorm-onnx plugin check` lists all)" if len(faults) > 1 else ""
+        raise CheckFailedError(f"{files.shown(path)}: {faults[0]}{more}")
+
+
+def _build_rewritten(path: str | os.PathLike[str], consumer: str, engine: Path, job: _Job, folder: Path) -> Engine:
+    """A build of what `fuse` makes of a model; its norms keep the names that they have in the model."""
+    model, report = passes.fuse(path, consumer=consumer)
     target = folder / "model.onnx"
     modelio.save(model, target)
-    return target
+    built = _build(target, engine, job, folder)
+    sites = [site for site in report.sites if site.action != "declined"]
+    if len(sites) != len(built.norms):
+        return built
+    named = [dataclasses.replace(n, name=s.name, module=s.module) for n, s in zip(built.norms, sites, strict=True)]
+    return dataclasses.replace(built, norms=tuple(named))
 
 
 def _build(path: Path, engine: Path, job: _Job, folder: Path) -> Engine:

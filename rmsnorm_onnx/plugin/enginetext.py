@@ -40,17 +40,18 @@ def _print_table(console: Console, engines: Sequence[Engine], titles: Sequence[s
     columns = ["form", *titles] if len(engines) == 1 else list(titles)
     for column in ("norm", "module", *columns):
         table.add_column(column, overflow="fold")
-    for rows in zip(*(engine.norms for engine in engines), strict=True):
-        first = rows[0]
+    others = [{norm.name: norm for norm in engine.norms} for engine in engines[1:]]
+    for first in engines[0].norms:
         form = [Text(first.form)] if len(engines) == 1 else []
-        table.add_row(Text(first.name), Text(first.module or ""), *form, *map(_cell, rows))
+        cells = [_cell(norm) for norm in (first, *(other.get(first.name) for other in others))]
+        table.add_row(Text(first.name), Text(first.module or ""), *form, *cells)
     console.print(table)
 
 
-def _cell(norm: NormLayers) -> Text:
+def _cell(norm: NormLayers | None) -> Text:
     from rich.text import Text
 
-    return Text(str(norm), style=_STYLES[norm.kind])
+    return Text("" if norm is None else str(norm), style="" if norm is None else _STYLES[norm.kind])
 
 
 def _print_notes(console: Console, notes: Iterable[str]) -> None:

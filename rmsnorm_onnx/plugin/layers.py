@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from rmsnorm_onnx.site import Match, node_name
+from rmsnorm_onnx.site import Match
 
 Kind: TypeAlias = Literal["plugin", "fused", "loose", "gone"]
 """plugin: the plugin runs it; fused: one kernel of TensorRT's own; loose: several layers; gone: no layer names it."""
@@ -30,12 +31,12 @@ class Layer:
     Attributes:
         name: Its name in the engine.
         kind: TensorRT's word for it: "kgen" for a generated kernel, "custom_layer" or "PluginV3" for a plugin.
-        nodes: The ONNX nodes that it computes, by name; those of a function's body by the node that calls it.
+        nodes: The ONNX nodes that it computes: each by its name, followed by those of the calls and branches around it.
     """
 
     name: str
     kind: str
-    nodes: frozenset[str]
+    nodes: frozenset[tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def parse(text: str) -> tuple[Layer, ...]:
         match = _LINE.match(line)
         if match is not None:
             entries = map(_NODE.match, _SEPARATORS.split(match["metadata"]))
-            found.append(Layer(match["name"], match["kind"], frozenset(_caller(e[1]) for e in entries if e)))
+            found.append(Layer(match["name"], match["kind"], frozenset(_path(e[1]) for e in entries if e)))
     return tuple(found)
 
 
@@ -95,7 +96,7 @@ def nodes_of(match: Match) -> frozenset[str]:
         node = pending.pop(0).producer()
         if node is None:
             continue
-        names |= dict.fromkeys((node_name(node), *(f"node_of_{v.name}" for v in node.outputs if not node.name)))
+        names |= dict.fromkeys([node.name] if node.name else [f"node_of_{v.name}" for v in node.outputs])
         before: list[ir.Value] = [v for v in node.inputs if v is not None and v not in stops and v not in seen]
         pending += before
         seen |= set(before)
@@ -103,19 +104,27 @@ def nodes_of(match: Match) -> frozenset[str]:
 
 
 def _of(match: Match, own: frozenset[str], layers: Sequence[Layer]) -> NormLayers:
-    found = [layer for layer in layers if layer.nodes & own and layer.kind.lower() not in _IDLE]
-    kind: Kind = "fused" if len(found) == 1 else "loose" if found else "gone"
+    found = [layer for layer in layers if layer.kind.lower() not in _IDLE and _places(layer, own)]
+    # A function that is called twice has its norm in two places, each with layers of its own.
+    crowded = collections.Counter(place for layer in found for place in _places(layer, own))
+    kind: Kind = "gone" if not found else "fused" if max(crowded.values()) == 1 else "loose"
     if any(layer.kind.lower() in _PLUGINS for layer in found):
         kind = "plugin"
-    shared = len({node for layer in found for node in layer.nodes} - own)
-    return NormLayers(match.name, match.module, match.form, kind, tuple(layer.name for layer in found), shared)
+    around = {name for layer in found for place in _places(layer, own) for name in place}
+    others = {path[-1] for layer in found for path in layer.nodes if not own & set(path)} - around
+    return NormLayers(match.name, match.module, match.form, kind, tuple(layer.name for layer in found), len(others))
 
 
-def _caller(entry: str) -> str:
-    """The node of the main graph that an entry speaks of: "Pow_3 | norm0/RMSNorm (RMSNorm)" is of the call.
+def _places(layer: Layer, own: frozenset[str]) -> set[tuple[str, ...]]:
+    """The calls and branches around a norm's nodes in a layer; empty where it has none of them."""
+    return {path[i + 1 :] for path in layer.nodes for i, name in enumerate(path) if name in own}
 
-    >>> _caller("Pow_3 | norm0/RMSNorm (RMSNorm)"), _caller("norm0/Pow")
-    ('norm0/RMSNorm', 'norm0/Pow')
+
+def _path(entry: str) -> tuple[str, ...]:
+    """The node that an entry speaks of, and the calls and branches around it.
+
+    >>> _path("Pow_3 | norm0/RMSNorm (RMSNorm)"), _path("norm0/Pow")
+    (('Pow_3', 'norm0/RMSNorm'), ('norm0/Pow',))
     """
-    _, bar, call = entry.rpartition(" | ")
-    return re.sub(r" \([^()]*\)$", "", call) if bar else entry
+    first, *rest = entry.split(" | ")
+    return (first, *(re.sub(r" \([^()]*\)$", "", part) for part in rest))

@@ -1,7 +1,7 @@
 """One engine build, in a process of its own: TensorRT aborts its process where a build fails badly.
 
-`python -m rmsnorm_onnx.plugin.worker JOB RESULT` reads the job as JSON, writes the engine, and writes as JSON whether it
-went well, TensorRT's errors, and the layers that it printed.
+`python -m rmsnorm_onnx.plugin.worker JOB RESULT` reads the job as JSON, writes the engine, and writes the result as
+JSON: whether it went well, TensorRT's errors, and the layers that it printed.
 """
 
 from __future__ import annotations
