@@ -79,7 +79,7 @@ if(_tensorrt_include)
   else()
     set(TensorRTHeaders_FOUND TRUE)
     set(TensorRTHeaders_VERSION "${_tensorrt_version}")
-    add_library(TensorRT::Headers INTERFACE IMPORTED)
+    add_library(TensorRT::Headers INTERFACE IMPORTED GLOBAL)
     set_target_properties(TensorRT::Headers PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${_tensorrt_include}"
                                                        INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_tensorrt_include}")
     message(STATUS "TensorRT ${_tensorrt_version} headers: ${_tensorrt_include}")

@@ -47,9 +47,9 @@ cudaError_t copyToDevice(void* to, std::vector<uint8_t> const& bytes)
         return code;
     }
     code = cudaMemcpyAsync(to, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream);
-    cudaError_t const done = cudaStreamSynchronize(stream); // GUARD(drop)
+    code = code == cudaSuccess ? cudaStreamSynchronize(stream) : code; // GUARD(drop)
     cudaStreamDestroy(stream);
-    return code == cudaSuccess ? done : code;
+    return code;
 }
 
 } // namespace

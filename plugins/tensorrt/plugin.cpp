@@ -144,7 +144,8 @@ int32_t Plugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc cons
     void const* const* inputs, void* const* outputs, void*, cudaStream_t stream) noexcept
 {
     return guarded("enqueue", kFAILED, [&] {
-        bool const given = inputDesc != nullptr && outputDesc != nullptr && inputs != nullptr && outputs != nullptr; // GUARD(true)
+        bool const descs = inputDesc != nullptr && outputDesc != nullptr;
+        bool const given = descs && inputs != nullptr && outputs != nullptr; // GUARD(true)
         if (!given)
         {
             throw Refused("a list of tensors is null");

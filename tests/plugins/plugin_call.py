@@ -132,10 +132,21 @@ class Library:
             getattr(self.lib, f"harness{name}").restype = ctypes.c_char_p
         for name in ("Log", "Identity", "Workspace"):
             getattr(self.lib, f"harness{name}").restype = ctypes.c_size_t
+        self.plugin = ctypes.CDLL(str(path))
+        self._path = path
+        self.lend(finder)
+
+    def lend(self, finder: int) -> None:
+        """Opens the library as a host with another finder of loggers."""
         problem = ctypes.create_string_buffer(1000)
-        self.creator = _void(self.lib.harnessOpen(str(path).encode(), finder, problem, len(problem)))
+        self.creator = _void(self.lib.harnessOpen(str(self._path).encode(), finder, problem, len(problem)))
         if not self.creator:
             raise OSError(problem.value.decode())
+
+    @property
+    def kernels(self) -> ctypes.CDLL:
+        """The shim's controls, in a library for the CPU: they are the kernels', which it is linked with."""
+        return self.plugin
 
     def log(self) -> str:
         """What was logged since the last call."""
@@ -158,10 +169,16 @@ class Library:
             item.name, item.data = field_name.encode(), address
             item.type, item.length = FIELD_TYPES.index(f.type), f.length
         collection = Collection(len(pairs), array)
-        found = self.lib.harnessCreate(self.creator, name.encode(), ctypes.byref(collection), 0)
+        found = self.create_raw(collection, name)
         for memory in data:  # what the plugin keeps must be its own
             if memory is not None:
                 ctypes.memset(memory, 0xEE, len(memory))
+        return found
+
+    def create_raw(self, collection: Collection | None, name: str | None = "norm") -> Plugin | None:
+        """A plugin of a collection as it is."""
+        pointer = None if collection is None else ctypes.byref(collection)
+        found = self.lib.harnessCreate(self.creator, None if name is None else name.encode(), pointer, 0)
         return Plugin(self, found) if found else None
 
 
