@@ -59,6 +59,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used (PEP 562)."""
+    if name == "plugin":  # a module, which `import rmsnorm_onnx` leaves unloaded as it does the rest
+        return importlib.import_module("rmsnorm_onnx.plugin")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -193,9 +193,9 @@ def test_headers_that_are_too_old(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs_nvcc
+@pytest.mark.skipif(not any(compilation._packaged()), reason="the package with TensorRT's headers is not installed")
 def test_a_build_from_the_wheel(tmp_path: Path) -> None:
     """The sources that the wheel carries build the library, which exports its two entry points and nothing else."""
-    pytest.importorskip("kernel_lens", reason="TensorRT's headers")
     pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-q"]
     subprocess.run([*pip, "--target", str(tmp_path / "site"), str(ROOT)], check=True, capture_output=True)
     code = "from rmsnorm_onnx import plugin; print(plugin.build('lib', architectures=['89']).library)"
@@ -223,13 +223,16 @@ def test_the_lines(model: Path, nowhere: Path) -> None:
     engine = f"{model.parent}/norms.engine"
     assert made.trtexec == (
         *("trtexec", f"--onnx={model}", f"--saveEngine={engine}", "--stronglyTyped"),
-        *(f"--dynamicPlugins={where}", f"--setPluginsToSerialize={where}"),
+        f"--dynamicPlugins={where}",
         *("--minShapes=x0:1x2x16,x1:5x2x16", "--optShapes=x0:4x2x16,x1:5x2x16", "--maxShapes=x0:8x2x16,x1:5x2x16"),
         "--skipInference",
     )
-    assert made.load == ("trtexec", f"--loadEngine={engine}", "--shapes=x0:4x2x16,x1:5x2x16")
-    assert made.polygraphy == (
-        *("polygraphy", "run", str(model), "--trt", "--strongly-typed", "--plugins", str(where)),
+    assert made.load == (
+        *("trtexec", f"--loadEngine={engine}", f"--dynamicPlugins={where}", "--shapes=x0:4x2x16,x1:5x2x16"),
+    )
+    assert made.polygraphy[:2] == ("python", "-c") and f"load_library('{where}')" in made.polygraphy[2]
+    assert made.polygraphy[3:] == (
+        *("run", str(model), "--trt", "--strongly-typed"),
         *("--trt-min-shapes", "x0:[1,2,16]", "x1:[5,2,16]", "--trt-opt-shapes", "x0:[4,2,16]", "x1:[5,2,16]"),
         *("--trt-max-shapes", "x0:[8,2,16]", "x1:[5,2,16]", "--save-engine", engine),
     )
@@ -237,12 +240,25 @@ def test_the_lines(model: Path, nowhere: Path) -> None:
     assert not made.notes
 
 
-def test_a_library_beside_the_engine(model: Path, nowhere: Path) -> None:
-    """Not stored in the engine, the library is named again where the engine is loaded."""
+def test_a_library_in_the_engine(model: Path, nowhere: Path) -> None:
+    """Stored in the engine, the library is not loaded a second time; such an engine is a version-compatible one."""
     where = put(nowhere / "lib" / library.NAME)
-    made = plugin.command_lines(model, serialize=False)
-    for command in (made.trtexec, made.load):
-        assert f"--staticPlugins={where}" in command and not any("Serialize" in word for word in command)
+    made = plugin.command_lines(model, serialize=True)
+    assert {f"--dynamicPlugins={where}", f"--setPluginsToSerialize={where}", "--versionCompatible"} <= set(made.trtexec)
+    assert not any(str(where) in word for word in made.load) and "--versionCompatible" in made.load
+
+
+def test_the_loading_line_runs(model: Path, nowhere: Path, tmp_path: Path) -> None:
+    """What stands in Polygraphy's place loads the library through TensorRT's registry, then runs Polygraphy."""
+    where = put(nowhere / "lib" / library.NAME)
+    (tmp_path / "polygraphy").mkdir()
+    put(tmp_path / "polygraphy" / "__init__.py").write_text("")
+    (tmp_path / "polygraphy" / "tools.py").write_text("import sys\nmain = lambda: print(*sys.argv[1:])\n")
+    stand_in = "class Registry:\n    load_library = staticmethod(print)\nget_plugin_registry = Registry\n"
+    (tmp_path / "tensorrt.py").write_text(stand_in)
+    command = plugin.command_lines(model).polygraphy
+    done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [str(where), " ".join(command[3:])], done.stderr
 
 
 def test_shapes_that_were_not_said(model: Path, nowhere: Path) -> None:
@@ -285,7 +301,7 @@ def test_the_trtexec_command(run: Run, model: Path, nowhere: Path) -> None:  # n
     assert run("plugin", "trtexec", model)[0] == 4
     put(nowhere / "lib" / library.NAME)
     code, out, err = run("plugin", "trtexec", model, "--shape", "x0=3x2x16", "--shape", "x1=1x2x16,2x2x16,3x2x16")
-    assert (code, err) == (0, "") and [line.split()[0] for line in out.splitlines()] == ["trtexec"] * 2 + ["polygraphy"]
+    assert (code, err) == (0, "") and [line.split()[0] for line in out.splitlines()] == ["trtexec"] * 2 + ["python"]
     data = json.loads(run("plugin", "trtexec", model, "--json")[1])
     assert data["version"] == 1 and data["lines"][0].startswith("trtexec ") and data["profiles"][0]["min"] == [1, 2, 16]
     for text in ("x0", "x0=", "x0=3x", "=3x2", "x0=axb"):

@@ -1,9 +1,14 @@
 """The lines for trtexec and Polygraphy that build an engine from a model.
 
-Where the flags were read: trtexec's from `trtexec --help` of TensorRT 10.5 and 10.6 (`--onnx`, `--saveEngine`,
-`--loadEngine`, `--stronglyTyped`, `--fp16`, `--bf16`, `--skipInference`, `--minShapes`, `--optShapes`, `--maxShapes`,
-`--staticPlugins`, `--dynamicPlugins`, `--setPluginsToSerialize`); Polygraphy's from `polygraphy run --help` of 0.53.6
-(`--trt`, `--plugins`, `--strongly-typed`, `--trt-min-shapes` and its like, `--save-engine`).
+Where the flags were read: trtexec's from `trtexec --help` of TensorRT 10.5 (`--onnx`, `--saveEngine`, `--loadEngine`,
+`--stronglyTyped`, `--fp16`, `--bf16`, `--skipInference`, `--versionCompatible`, `--minShapes`, `--optShapes`,
+`--maxShapes`, `--shapes`, `--dynamicPlugins`, `--setPluginsToSerialize`), and what they do from its source,
+samples/trtexec and samples/common; Polygraphy's from `polygraphy run --help` of 0.53.6 (`--trt`, `--strongly-typed`,
+`--save-engine`, `--trt-min-shapes` and its like).
+
+The plugin's library registers nothing when it is opened, so that it fits TensorRT 10 and 11. It must be loaded through
+TensorRT's registry, as trtexec's `--dynamicPlugins` does. trtexec's `--staticPlugins` and Polygraphy's `--plugins` only
+open a library: with them the parser says "Plugin not found" (tried with Polygraphy and TensorRT-RTX).
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ def command_lines(
     *,
     shapes: Given | None = None,
     engine: str | os.PathLike[str] | None = None,
-    serialize: bool = True,
+    serialize: bool = False,
     precisions: Sequence[str] = (),
 ) -> CommandLines:
     """The lines for trtexec and Polygraphy that build an engine from a model.
@@ -78,7 +83,8 @@ def command_lines(
         path: The model.
         shapes: Shapes of the dynamic inputs: one, or the least, the usual and the largest.
         engine: Where the engine goes; by default beside the model, as `.engine`.
-        serialize: Store the plugin's library in the engine, as trtexec can; else it is loaded beside it.
+        serialize: Store the plugin's library in trtexec's engine, which is then a version-compatible one, as TensorRT's
+            headers want it; else the library is loaded beside the engine.
         precisions: "fp16" and "bf16" build a weakly typed network instead, which TensorRT 11 no longer has.
 
     Raises:
@@ -97,7 +103,7 @@ def command_lines(
         notes += ("a weakly typed network may run a norm in another type than the model says; TensorRT 11 has none",)
     return CommandLines(
         trtexec=_trtexec(os.fspath(path), target, library, made, serialize, precisions),
-        load=("trtexec", f"--loadEngine={target}", *_beside(library, serialize), *_shapes(made, "--shapes")),
+        load=("trtexec", f"--loadEngine={target}", *_loaded(library, serialize), *_shapes(made, "--shapes")),
         polygraphy=_polygraphy(os.fspath(path), target, library, made, precisions),
         library=library,
         profiles=made,
@@ -119,22 +125,25 @@ def _trtexec(
     precisions: Sequence[str],
 ) -> tuple[str, ...]:
     typing = [f"--{p}" for p in precisions] or ["--stronglyTyped"]
-    stored = [f"--dynamicPlugins={library}", f"--setPluginsToSerialize={library}"] if library and serialize else []
-    # An engine that is run by the process that built it meets the library a second time, as its own.
+    plugin = [f"--dynamicPlugins={library}"] if library else []
+    if library and serialize:
+        plugin += [f"--setPluginsToSerialize={library}", "--versionCompatible"]
+    # A process that builds an engine and then runs it would load the library a second time.
     return (
         "trtexec",
         f"--onnx={model}",
         f"--saveEngine={engine}",
         *typing,
-        *stored,
-        *_beside(library, serialize),
+        *plugin,
         *_shapes(made, "--minShapes", "--optShapes", "--maxShapes"),
         "--skipInference",
     )
 
 
-def _beside(library: Path | None, serialize: bool) -> list[str]:
-    return [f"--staticPlugins={library}"] if library and not serialize else []
+def _loaded(library: Path | None, serialize: bool) -> list[str]:
+    if library is None:
+        return []
+    return ["--versionCompatible"] if serialize else [f"--dynamicPlugins={library}"]
 
 
 def _shapes(made: Sequence[Profile], *flags: str) -> list[str]:
@@ -160,8 +169,11 @@ def _name(name: str) -> str:
 def _polygraphy(
     model: str, engine: str, library: Path | None, made: Sequence[Profile], precisions: Sequence[str]
 ) -> tuple[str, ...]:
-    command = ["polygraphy", "run", model, "--trt", *([f"--{p}" for p in precisions] or ["--strongly-typed"])]
-    command += ["--plugins", str(library)] if library else []
+    command = ["polygraphy"]
+    if library:
+        loading = f"import tensorrt; tensorrt.get_plugin_registry().load_library({str(library)!r})"
+        command = ["python", "-c", f"{loading}; from polygraphy.tools import main; main()"]
+    command += ["run", model, "--trt", *([f"--{p}" for p in precisions] or ["--strongly-typed"])]
     if made:
         for flag, field in (("min", "least"), ("opt", "usual"), ("max", "most")):
             shapes = [f"{p.name}:[{','.join(map(str, getattr(p, field)))}]" for p in made]

@@ -90,7 +90,7 @@ def _add_trtexec(added: Any, command: Command, show: Print) -> None:
             arguments.model,
             shapes=_shapes(arguments.shape),
             engine=arguments.engine,
-            serialize=not arguments.beside,
+            serialize=arguments.serialize,
             precisions=[name for name in ("fp16", "bf16") if getattr(arguments, name)],
         )
         lines = [*made.lines(), *(f"# {note}" for note in made.notes)]
@@ -103,9 +103,7 @@ def _add_trtexec(added: Any, command: Command, show: Print) -> None:
         "-o", "--engine", metavar="FILE", help="the engine's name in the lines (default: MODEL.engine)"
     )
     _shape_flag(trtexec)
-    trtexec.add_argument(
-        "--beside", action="store_true", help="load the plugin's library beside the engine, not stored in it"
-    )
+    _serialize_flag(trtexec)
     for name in ("fp16", "bf16"):
         trtexec.add_argument(f"--{name}", action="store_true", help=f"weakly typed with {name}, up to TensorRT 10")
 
@@ -145,7 +143,11 @@ def _add_engine(added: Any, command: Command, show: Print) -> None:
     _shape_flag(build)
     build.add_argument("--without-plugin", action="store_true", help="rewrite plugin nodes to what TensorRT imports")
     build.add_argument("--compare", action="store_true", help="build with and without the plugin, and keep neither")
-    build.add_argument(
+    _serialize_flag(build)
+
+
+def _serialize_flag(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--serialize-plugin", dest="serialize", action="store_true", help="store the plugin's library in the engine"
     )
 

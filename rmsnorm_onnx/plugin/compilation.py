@@ -184,6 +184,6 @@ def _run(command: Sequence[str], doing: str) -> None:
 
 
 def _first_error(lines: Sequence[str]) -> str:
-    """The first line that speaks of an error, and the two after it: CMake names the file first."""
+    """The first line that speaks of an error, and the four after it: CMake names the file first."""
     at = next((i for i, line in enumerate(lines) if re.search(r"\berror\b", line, re.IGNORECASE)), 0)
-    return " ".join(" ".join(lines[at : at + 3]).split())[:400] or "it said nothing"
+    return " ".join(" ".join(lines[at : at + 5]).split())[:400] or "it said nothing"

@@ -41,6 +41,8 @@ def _build(job: dict[str, Any]) -> dict[str, Any]:
         config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{job['capability']}"), 0)
     if job["library"] and job["serialize"]:
         config.plugins_to_serialize = [job["library"]]
+        if job["runtime"] == "tensorrt":  # whose headers store libraries in version-compatible engines
+            config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     if job["profiles"]:
         profile = builder.create_optimization_profile()
         for shape in job["profiles"]:
