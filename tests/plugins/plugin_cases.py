@@ -1,6 +1,7 @@
 """What the plugin takes and refuses, as tables, and the checks of them.
 
-`python tests/plugins/plugin_cases.py LIBRARY HARNESS` runs all of them on a library for the CPU; exit 1 where one fails.
+`python tests/plugins/plugin_cases.py LIBRARY HARNESS` runs all of them on a library for the CPU, and exits 1 at the
+first that fails.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def fits() -> Iterator[Fit]:
         for result in TYPES:
             yield Fit("", PLAIN.replace(result_type=result), (x, w, Tensor(x.shape, result)))
             wrong = Tensor(x.shape, next(t for t in TYPES if t != result))
-            yield Fit(f"y is {wrong.type}, and its fields ask for {result}", PLAIN.replace(result_type=result), (x, w, wrong))
+            yield Fit(
+                f"y is {wrong.type}, and its fields ask for {result}", PLAIN.replace(result_type=result), (x, w, wrong)
+            )
         yield Fit("", PLAIN, (x, x), gain=GAIN)
         yield Fit("", PLAIN.replace(has_bias=True), (x, w, x), gain=GAIN.astype(np.float16))
     yield from _shapes()
@@ -151,7 +154,9 @@ def fits() -> Iterator[Fit]:
 
 
 def _shapes() -> Iterator[Fit]:
-    def of(x: tuple[int, ...], *vectors: tuple[int, ...], spec: RMSNormSpec = PLAIN, words: str = "", **more: object) -> Fit:
+    def of(
+        x: tuple[int, ...], *vectors: tuple[int, ...], spec: RMSNormSpec = PLAIN, words: str = "", **more: object
+    ) -> Fit:
         tensors = (Tensor(x, "float16"), *(Tensor(v, "float16") for v in vectors), Tensor(x, "float16"))
         return Fit(words, spec, tensors, **more)  # type: ignore[arg-type]
 
@@ -175,7 +180,9 @@ def _shapes() -> Iterator[Fit]:
 
     one = "and it must have one value for each element along the normalised axes"
     for vector in ((1,), (8,), (), (3, 16), (2, 1, 16), (1, 1, 1, 16), (16, 1)):
-        yield of((2, 3, 16), vector, words=f"gain has the shape [{', '.join(map(str, vector))}] for x of [2, 3, 16], {one}")
+        yield of(
+            (2, 3, 16), vector, words=f"gain has the shape [{', '.join(map(str, vector))}] for x of [2, 3, 16], {one}"
+        )
     for vector in ((4,), (1, 4), (3, 1)):
         yield of((2, 3, 4), vector, spec=two, words=one)
     for vector in ((16,), (16, 1), (16, 4, 1), (2, 16, 1, 1)):
@@ -184,7 +191,11 @@ def _shapes() -> Iterator[Fit]:
     yield of((16,), (16, 16), spec=two, words="field axes: it begins with -2, and x has 1 axis")
     yield of((), (16,), words="field axes: it begins with -1, and x has 0 axes")
     count = "one for each normalised element"
-    yield of((2, 3, 16), gain=GAIN[:8], words=f"field gain: it has 8 elements for x of [2, 3, 16], and it must have 16, {count}")
+    yield of(
+        (2, 3, 16),
+        gain=GAIN[:8],
+        words=f"field gain: it has 8 elements for x of [2, 3, 16], and it must have 16, {count}",
+    )
     yield of((2, 3, 4), spec=two, gain=GAIN, words=count)
     yield of((2, 3, 16), (16,), spec=PLAIN.replace(leading=17), words="field leading: it is 17 for x of [2, 3, 16]")
     yield of((-1, 3, 16), (16,), later=True, words="no size that an index can count")
@@ -263,7 +274,12 @@ def wrong_variants(library: Library) -> Iterator[str]:
             continue
         again, other = library.create(plugin.stored()), plugin.clone()
         for p in (again, other):
-            if p is None or p.stored() != fields or p.timing_id() != plugin.timing_id() or p.metadata() != p.timing_id():
+            if (
+                p is None
+                or p.stored() != fields
+                or p.timing_id() != plugin.timing_id()
+                or p.metadata() != p.timing_id()
+            ):
                 yield f"{name} {spec}: not the same again, {library.log()}"
         if plugin.timing_id() in ids:
             yield f"{name} {spec}: the timing id of {ids[plugin.timing_id()]}"
@@ -272,7 +288,10 @@ def wrong_variants(library: Library) -> Iterator[str]:
         if other.stored() != fields:
             yield f"{name} {spec}: a clone does not outlive its original"
         other.destroy()
-    long = {n: int64(*np.frombuffer(f.data or b"", np.int32)) if f.type == "INT32" else f for n, f in fields_of(PLAIN).items()}
+    long = {
+        n: int64(*np.frombuffer(f.data or b"", np.int32)) if f.type == "INT32" else f
+        for n, f in fields_of(PLAIN).items()
+    }
     bare = {n: Field(f.data[:-1], "CHAR", f.length - 1) if f.type == "CHAR" and f.data else f for n, f in long.items()}
     for fields in (long, bare):
         made = library.create(fields)
@@ -293,7 +312,9 @@ def wrong_fits(library: Library) -> Iterator[str]:
 def _misfit(library: Library, plugin: Plugin, fit: Fit) -> str | None:
     types = [t.type for t in fit.tensors[: -fit.outputs]]
     known = all(n >= 0 for t in fit.tensors for n in t.shape)
-    steps: list[tuple[str, Callable[[], int]]] = [("configure", lambda: plugin.configure(*fit.tensors, outputs=fit.outputs))]
+    steps: list[tuple[str, Callable[[], int]]] = [
+        ("configure", lambda: plugin.configure(*fit.tensors, outputs=fit.outputs))
+    ]
     if known or fit.later:
         shape_change = lambda: plugin.shape_change(*fit.tensors, outputs=fit.outputs)  # noqa: E731
         # An overflow of bytes is the kernels' to refuse.
@@ -323,7 +344,11 @@ def _unlike(plugin: Plugin, fit: Fit, types: list[str]) -> str | None:
             return f"tensor {at} in another format is supported"
         for name in ("int8", "float16", "bfloat16"):
             other = [dataclasses.replace(t, type=name if i == at else t.type) for i, t in enumerate(fit.tensors)]
-            same = name == fit.tensors[at].type or (0 < at < len(types) and name == types[0]) or (at == 0 and name != "int8")
+            same = (
+                name == fit.tensors[at].type
+                or (0 < at < len(types) and name == types[0])
+                or (at == 0 and name != "int8")
+            )
             if plugin.supports(*other)[at] != same:
                 return f"tensor {at} as {name}: supported is {not same}"
     result = fit.spec.resolve(types[0]).result_type
@@ -359,7 +384,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("library", type=Path)
     parser.add_argument("harness", type=Path)
-    parser.add_argument("--guards", type=int, default=0, help="name the guards up to this one whose absence nothing shows")
+    parser.add_argument(
+        "--guards", type=int, default=0, help="name the guards up to this one whose absence nothing shows"
+    )
     chosen = parser.parse_args()
     library = Library(chosen.harness, chosen.library, VERSIONED)
     for problem in all_wrong(library):

@@ -61,7 +61,7 @@ def test_fields_are_kept_and_told_apart(library: Library) -> None:
 
 
 def test_types_and_shapes(library: Library) -> None:
-    """Tensors that fit give y's type and x's shape; any other is refused in one line, in each phase, before a launch."""
+    """Tensors that fit give y's type and x's shape; others are refused in one line, in each phase, before a launch."""
     found = list(plugin_cases.fits())
     assert sum(bool(fit.words) for fit in found) > 40 and sum(not fit.words for fit in found) > 40
     assert list(plugin_cases.wrong_fits(library)) == []
@@ -84,7 +84,7 @@ def test_refused_types_and_shapes_at_the_first_question(library: Library) -> Non
 
 
 def test_launches(library: Library) -> None:
-    """Numbers within the oracle's bound, gains as inputs and as fields; what cannot be launched is an error with a line.
+    """Numbers within the oracle's bound, gains as inputs and as fields; what cannot be launched is an error and a line.
 
     A gain that is a field is copied once a device, when a context is made, also during a capture, and freed at the end.
     """
