@@ -98,24 +98,6 @@ def test_plugin_nodes_for_onnxruntime_stand_in_its_domain() -> None:
     assert not model.functions
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
-def test_the_plugin_broadcasts_no_gain(shape: tuple[int, ...]) -> None:
-    """A gain of one element is not the plugin's: it is refused with that reason, and one of all elements is not."""
-    _, (match,) = build([Site(PLAIN, gain_shape=shape)], 18)
-    assert "gain is broadcast" in str(plugin.refusal(match, 18))
-    _, (match,) = build([Site(PLAIN, gain_shape=(1, 1, 16))], 18)
-    assert plugin.refusal(match, 18) is None
-
-
-@pytest.mark.parametrize(("x_type", "gain_type"), [("float32", "float16"), ("float16", "bfloat16")])
-def test_the_plugin_takes_gains_of_two_types(x_type: str, gain_type: str) -> None:
-    """A gain is of x's type or float32; another is refused by name."""
-    _, (match,) = build([Site(PLAIN, x_type, gain_type=gain_type)], 18)
-    assert f"the gain is {gain_type}" in str(plugin.refusal(match, 18))
-    _, (match,) = build([Site(PLAIN, x_type, gain_type="float32")], 18)
-    assert plugin.refusal(match, 18) is None
-
-
 def test_every_field_of_the_spec_is_on_a_plugin_node() -> None:
     """Each field of RMSNormSpec is a typed attribute, with the name, version and namespace that TensorRT looks up."""
     (node,) = write([Site(SPECS["leading"])], "plugin", 18).graph.node

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from form_kit import PLAIN, SPECS, Site, write
+from form_kit import SPECS, Site, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper
 from test_cli import Run, run  # noqa: F401
 
 from rmsnorm_onnx import RMSNormSpec, plugin
-from rmsnorm_onnx.errors import ModelError, UsageError
+from rmsnorm_onnx.errors import ModelError
 from rmsnorm_onnx.forms.plugin import FIELDS, ONNXRUNTIME_DOMAIN
 
 IDENTITY = ("plugin_version", "plugin_namespace")
@@ -362,73 +362,6 @@ def test_a_field_from_the_call() -> None:
     assert "epsilon" in fields(model)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"epsilon_placement": "outside"}, "epsilon_placement"),
-        ({"gain_offset": 1.0}, "gain_offset"),
-        ({"normalized_type": "float32"}, "normalized_type"),
-        ({"leading": 4}, "leading"),
-    ],
-)
-def test_a_body_that_computes_something_else(changes: dict[str, Any], field: str) -> None:
-    """The function that a node runs as without the plugin must say what its fields say; else the field is named."""
-    model = good()
-    assert [f.name for f in model.functions] == ["RMSNorm"]
-    for name, value in changes.items():
-        set_field(norm(model), name, value)
-    found = plugin.check(model).faults
-    assert field in {f.field for f in found} and "body of the function" in found[0].what
-    del model.functions[:]
-    assert plugin.check(model).ok
-
-
-def test_a_body_with_an_epsilon_of_its_own() -> None:
-    """A body that does not take epsilon from the node, and holds another one, is named by epsilon."""
-    model = good()
-    for node in model.functions[0].node:
-        if node.op_type == "Constant" and node.attribute[0].ref_attr_name == "epsilon":
-            set_field(node, "value_float", None)
-            node.attribute.append(helper.make_attribute("value_float", 1e-3))
-    assert fields(model) == {"epsilon"}
-
-
-def test_a_body_with_other_inputs() -> None:
-    """A function with another number of inputs than the node has is named."""
-    model = good()
-    model.functions[0].CopyFrom(write([Site(SPECS["no gain"], "float16")], "plugin", 18).functions[0])
-    assert fields(model) == {"function"}
-
-
-def test_a_function_that_hides_the_node() -> None:
-    """A function of another domain with the plugin's name is named: TensorRT's parser looks them up by name alone."""
-    model = good(domain=ONNXRUNTIME_DOMAIN)
-    body = [helper.make_node("Abs", ["a"], ["b"])]
-    model.functions.append(helper.make_function("acme", "RMSNorm", ["a"], ["b"], body, [helper.make_opsetid("", 18)]))
-    (fault,) = plugin.check(model).faults
-    assert fault.field == "function" and "acme::RMSNorm" in fault.what
-
-
-def test_fields_that_contradict_each_other() -> None:
-    """An offset without a gain, and a leading count over two axes, are named by the field."""
-    model = good("no gain")
-    set_field(norm(model), "gain_offset", 1.0)
-    assert "gain_offset" in fields(model)
-    model = good("two axes")
-    set_field(norm(model), "leading", 4)
-    assert "leading" in fields(model)
-
-
-def test_what_readers_are_told() -> None:
-    """`axis` and `trailing` must say what `axes` says."""
-    model = good()
-    set_field(norm(model), "axis", -2)
-    assert fields(model) == {"axis"}
-    model = good("inner axis")
-    set_field(norm(model), "trailing", 1)
-    assert fields(model) == {"trailing"}
-
-
 def test_an_unknown_type_is_said() -> None:
     """What cannot be checked, because the file does not say a type, is a note and no fault."""
     model = good(domain=ONNXRUNTIME_DOMAIN)
@@ -451,70 +384,6 @@ def test_a_chain_of_norms_is_known_through() -> None:
     assert plugin.check(model).ok and not plugin.check(model).notes
     change_gain(model, [15])
     assert {f.node for f in plugin.check(model).faults} == {norm(model).name, "second"}
-
-
-def foreign(**changes: Any) -> onnx.ModelProto:
-    """A node of another plugin for RMSNorm."""
-    attributes = {"eps": 1e-6, "plugin_version": "1", "plugin_namespace": "acme", "hidden": 8} | changes
-    held = {k: v for k, v in attributes.items() if v is not None and k not in ("domain", "scale", "imports")}
-    node = helper.make_node("FastRMSNorm", ["x", "w"], ["y"], name="norm", domain=changes.get("domain", "acme"), **held)
-    value = helper.make_tensor_value_info
-    scale = helper.make_tensor("w", changes.get("scale", TensorProto.FLOAT), [8], [1.0] * 8)
-    graph = helper.make_graph(
-        [node], "g", [value("x", TensorProto.FLOAT, ["n", 8])], [value("y", TensorProto.FLOAT, ["n", 8])], [scale]
-    )
-    imports = [helper.make_opsetid("", 18), *(helper.make_opsetid(d, 1) for d in changes.get("imports", ["acme"]))]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({}, None),
-        ({"eps": None}, "epsilon"),
-        ({"eps": 0}, "eps"),
-        ({"eps": -1.0}, "eps"),
-        ({"eps": helper.make_tensor("e", TensorProto.DOUBLE, [1], [1e-6])}, "eps"),
-        ({"plugin_version": 1}, "plugin_version"),
-        ({"plugin_version": "2"}, "plugin_version"),
-        ({"plugin_version": None}, "plugin_version"),
-        ({"plugin_namespace": ""}, "plugin_namespace"),
-        ({"plugin_namespace": None}, "plugin_namespace"),
-        ({"domain": ""}, "domain"),
-        ({"domain": "other", "imports": ["other"]}, "domain"),
-        ({"imports": []}, "domain"),
-        ({"scale": TensorProto.FLOAT16}, "scale"),
-    ],
-)
-def test_a_plugin_of_others(changes: dict[str, Any], field: str | None) -> None:
-    """Of a plugin that is described, its names, its epsilon and its scale are checked, whatever its fields are."""
-    report = plugin.check(foreign(**changes), op="FastRMSNorm", domain="acme", namespace="acme", version="1")
-    assert {f.field for f in report.faults} == ({field} if field else set())
-    assert [(n.op.rpartition("::")[2], n.ours) for n in report.nodes] == [("FastRMSNorm", False)]
-
-
-def test_a_contrib_operator_where_a_plugin_was_expected() -> None:
-    """onnxruntime's own operator is named, since TensorRT has none of that name; beside trt.plugins it may stand."""
-    model = write([Site(PLAIN)], "contrib", 18)
-    (fault,) = plugin.check(model).faults
-    assert fault.field == "op_type" and "SimplifiedLayerNormalization" in fault.what
-    mixed = good(domain=ONNXRUNTIME_DOMAIN)
-    mixed.graph.node.append(model.graph.node[0])
-    mixed.graph.node[-1].output[0] = "another"
-    mixed.graph.initializer.extend(i for i in model.graph.initializer if i.name != mixed.graph.initializer[0].name)
-    assert plugin.check(mixed).ok
-
-
-def test_an_operator_that_is_nowhere() -> None:
-    """An operator that was described and is not in the file is a fault."""
-    (fault,) = plugin.check(good(), op="FastNorm").faults
-    assert fault.field == "op_type" and "FastNorm" in fault.what
-
-
-def test_names_without_an_operator() -> None:
-    """A namespace alone describes no plugin: the call says what is missing."""
-    with pytest.raises(UsageError, match="--op"):
-        plugin.check(good(), namespace="acme")
 
 
 def test_an_invalid_model_is_an_error() -> None:

@@ -1,7 +1,7 @@
 # The headers of TensorRT 10 or newer; no library of it is needed. The first of these that has NvInferRuntime.h:
 #
-#   TENSORRT_INCLUDE_DIR, TENSORRT_ROOT (a variable of CMake or of the environment), the system's folders, and the Python
-#   package kernel-lens, which carries them
+#   TENSORRT_INCLUDE_DIR and TENSORRT_ROOT, each a variable of CMake or of the environment; the system's folders; and the
+#   Python package kernel-lens, which carries them
 #
 # Sets TensorRTHeaders_FOUND, and the target TensorRT::Headers; or TensorRTHeaders_PROBLEM, a sentence.
 set(TENSORRT_ROOT "" CACHE PATH "A folder with TensorRT's include/NvInferRuntime.h")
@@ -11,14 +11,16 @@ set(TensorRTHeaders_PROBLEM "")
 
 # What is named and has no headers is an error, not a reason to look elsewhere.
 function(_tensorrt_find result)
-  if(TENSORRT_INCLUDE_DIR)
-    if(EXISTS "${TENSORRT_INCLUDE_DIR}/NvInferRuntime.h")
-      set(${result} "${TENSORRT_INCLUDE_DIR}" PARENT_SCOPE)
-    else()
-      set(TensorRTHeaders_PROBLEM "TENSORRT_INCLUDE_DIR is ${TENSORRT_INCLUDE_DIR}, which has no NvInferRuntime.h" PARENT_SCOPE)
+  foreach(folder IN ITEMS "${TENSORRT_INCLUDE_DIR}" "$ENV{TENSORRT_INCLUDE_DIR}")
+    if(folder)
+      if(EXISTS "${folder}/NvInferRuntime.h")
+        set(${result} "${folder}" PARENT_SCOPE)
+      else()
+        set(TensorRTHeaders_PROBLEM "TENSORRT_INCLUDE_DIR is ${folder}, which has no NvInferRuntime.h" PARENT_SCOPE)
+      endif()
+      return()
     endif()
-    return()
-  endif()
+  endforeach()
   foreach(root IN ITEMS "${TENSORRT_ROOT}" "$ENV{TENSORRT_ROOT}")
     if(root)
       find_path(found NvInferRuntime.h PATHS "${root}" PATH_SUFFIXES include include/x86_64-linux-gnu include/aarch64-linux-gnu
@@ -60,6 +62,7 @@ endfunction()
 
 _tensorrt_find(_tensorrt_include)
 if(_tensorrt_include)
+  get_filename_component(_tensorrt_include "${_tensorrt_include}" ABSOLUTE)
   # TensorRT's own spelling of its version changed within 10.
   set(_tensorrt_version "")
   if(EXISTS "${_tensorrt_include}/NvInferVersion.h")

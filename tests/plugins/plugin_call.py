@@ -1,7 +1,7 @@
 """The life of a plugin by ctypes: from fields to a launch, over the CPU's memory or over a GPU's.
 
-`Library` takes any library with the plugin's entry points: the one that CMake built, with pointers and streams of a real
-device, or the one for the CPU.
+`Library` takes any library with the plugin's entry points: the one that CMake built, with pointers and streams of a
+real device, or the one for the CPU.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ def run(library: Library, case: Case, as_field: bool) -> str | None:
     arrays = {"x": x, "gain": None if as_field else gain, "bias": bias, "y": result_of(spec, x)}
     arrays = {name: array for name, array in arrays.items() if array is not None}
     later = (1,) * (-spec.axes[-1] - 1)
-    tensors = [
-        Tensor(a.shape if name in "xy" else (*dims, *later), a.dtype.name) for name, a in arrays.items()
-    ]
+    tensors = [Tensor(a.shape if name in "xy" else (*dims, *later), a.dtype.name) for name, a in arrays.items()]
     with contextlib.ExitStack() as stack:
         places = {
             name: stack.enter_context(placed(a, aligned=name not in case.odd.split())) for name, a in arrays.items()

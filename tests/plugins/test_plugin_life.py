@@ -9,6 +9,7 @@ from pathlib import Path
 
 import plugin_cases
 import plugin_runs
+import plugin_tables
 import pytest
 from kernel_build import SANITIZE, compiler
 from plugin_build import harness, plugin_on_cpu
@@ -36,7 +37,7 @@ def test_it_is_the_plugin_that_fuse_writes_nodes_for(library: Library) -> None:
 
 def test_bad_fields_are_refused_by_name(library: Library) -> None:
     """Missing, mistyped, out of range, unknown or doubled: no plugin, and one line with the field and the mend."""
-    assert len(list(plugin_cases.bad_fields())) > 90
+    assert len(list(plugin_tables.bad_fields())) > 90
     assert list(plugin_cases.wrong_fields(library)) == []
 
 
@@ -55,14 +56,14 @@ def test_without_a_logger_the_line_goes_to_stderr(library: Library, capfd: pytes
 
 def test_fields_are_kept_and_told_apart(library: Library) -> None:
     """What an engine stores makes the same plugin again; every field changes the timing id; clones are equal."""
-    changed = {name for name, _, _ in plugin_cases.variants()}
+    changed = {name for name, _, _ in plugin_tables.variants()}
     assert changed >= {*FIELDS, "gain"}
     assert list(plugin_cases.wrong_variants(library)) == []
 
 
 def test_types_and_shapes(library: Library) -> None:
-    """Tensors that fit give y's type and x's shape; any other is refused in one line, in each phase, before a launch."""
-    found = list(plugin_cases.fits())
+    """Tensors that fit give y's type and x's shape; others are refused in one line, in each phase, before a launch."""
+    found = list(plugin_tables.fits())
     assert sum(bool(fit.words) for fit in found) > 40 and sum(not fit.words for fit in found) > 40
     assert list(plugin_cases.wrong_fits(library)) == []
 
@@ -84,7 +85,7 @@ def test_refused_types_and_shapes_at_the_first_question(library: Library) -> Non
 
 
 def test_launches(library: Library) -> None:
-    """Numbers within the oracle's bound, gains as inputs and as fields; what cannot be launched is an error with a line.
+    """Numbers within the oracle's bound, gains as inputs and as fields; what cannot be launched is an error and a line.
 
     A gain that is a field is copied once a device, when a context is made, also during a capture, and freed at the end.
     """

@@ -1,8 +1,7 @@
-"""The plugin in real TensorRTs, none of which needs a GPU for this: the registry of lean TensorRT, and TensorRT-RTX's parser
-and builder. Each case is a process of its own, for failures in there end it.
+"""The plugin in real TensorRTs: lean TensorRT's registry, and TensorRT-RTX's parser and builder. Neither needs a GPU.
 
-TensorRT-RTX makes no promise about plugins; it is a test bench. Its parser is TensorRT's, and its builder calls every method
-of a plugin but those that need a device.
+TensorRT-RTX makes no promise about plugins; it is a test bench. Its builder calls a plugin's methods for types, shapes,
+formats and storage, and none that needs a device. Each case is a process of its own: failures in there end it.
 """
 
 from __future__ import annotations
@@ -70,7 +69,9 @@ def assert_makes_plugins(report: dict[str, Any]) -> None:
     assert report["fields"] == [*FIELDS, "gain"]
     assert report["made"] == {name: name.startswith("good") for name in TRIALS}
     for name in TRIALS:
-        lines = [line for line in report["log"].splitlines() if f"RMSNorm: {name}: field {name.split()[0]}: it " in line]
+        lines = [
+            line for line in report["log"].splitlines() if f"RMSNorm: {name}: field {name.split()[0]}: it " in line
+        ]
         assert len(lines) == (0 if name.startswith("good") else 1)
 
 
@@ -220,8 +221,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"epsilon": None}, "field epsilon: it is missing; write it as one float"),
     "integer": ({"epsilon": 1}, "field epsilon: it is INT32[1]; write it as one float"),
     "out of range": ({"axes": [1]}, "field axes: it holds 1, and axes are counted from the last"),
-    "unknown type": ({"result_type": "float64"}, "field result_type: it is float64, and TensorRT has no float64 plugins"),
-    "gain of integers": ({"gain": np.ones(32, np.int32)}, "field gain: it is INT32[32]; write it as a tensor of float32"),
+    "unknown type": (
+        {"result_type": "float64"},
+        "field result_type: it is float64, and TensorRT has no float64 plugins",
+    ),
+    "gain of integers": (
+        {"gain": np.ones(32, np.int32)},
+        "field gain: it is INT32[32]; write it as a tensor of float32",
+    ),
 }
 
 
@@ -261,5 +268,7 @@ def test_a_node_that_does_not_fit_its_tensors(
     """Fields that are good by themselves and do not fit the node's tensors make no engine, and the log says why."""
     report = build(damaged(change), tmp_path, environment, library, "89")
     lines = [text for text in report["log"] if text.startswith("rmsnorm_onnx RMSNorm: ")]
-    assert lines and any(w in lines[0] for w in ("its fields ask for", "field leading: it is 33", "field axes: it begins"))
+    assert lines and any(
+        w in lines[0] for w in ("its fields ask for", "field leading: it is 33", "field axes: it begins")
+    )
     assert not report["parsed"] or report["engines"]["89"]["plan"] == ""

@@ -40,7 +40,10 @@ def main(bindings: str, library: str) -> None:
     for name, (spec, change, gain) in TRIALS.items():
         fields = {n: f for n, f in (fields_of(spec, gain) | change).items() if f is not None and f.data is not None}
         arrays = {n: np.frombuffer(f.data or b"", NUMPY[f.type]).copy() for n, f in fields.items()}
-        given = [trt.PluginField(n, arrays[n], getattr(trt.PluginFieldType, f.type.replace("FLOAT", "FLOAT"))) for n, f in fields.items()]
+        given = [
+            trt.PluginField(n, arrays[n], getattr(trt.PluginFieldType, f.type.replace("FLOAT", "FLOAT")))
+            for n, f in fields.items()
+        ]
         plugin = creator.create_plugin(name, trt.PluginFieldCollection(given), trt.TensorRTPhase.BUILD)
         report["made"][name] = plugin is not None
         del plugin
