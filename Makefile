@@ -21,11 +21,12 @@ help:
 	@echo "make bench      times of find + rewrite beside other tools; build/bench_fuse.json"
 	@echo "make models     measures what is missing of the page of models, models/README.md; long, and resumable"
 
-$(STAMP): requirements.txt tests/no-deps.txt pyproject.toml
+$(STAMP): requirements.txt tests/no-deps.txt tests/headers.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV) || { echo "python3 has no working venv module (on Debian: apt install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/no-deps.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/headers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 

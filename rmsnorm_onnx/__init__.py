@@ -42,7 +42,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # What is reached as rmsnorm_onnx.exporters.export and the like, after `import rmsnorm_onnx` alone.
-_MODULES = ("errors", "exporters", "models", "opsets", "spec")
+_MODULES = ("errors", "exporters", "models", "opsets", "plugin", "spec")
 
 _HOMES = {
     "Declined": "rmsnorm_onnx.site",

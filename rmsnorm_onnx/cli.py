@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmsnorm_onnx import __version__, terminal
 from rmsnorm_onnx.errors import RMSNormError, UsageError
+from rmsnorm_onnx.plugin import commands as plugin_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -352,6 +353,7 @@ def _parser() -> argparse.ArgumentParser:
     _report_flags(export)
 
     _command(commands, "doctor", _doctor, "show which packages are here, and which forms run in which types")
+    plugin_commands.add(commands, _command, _print)
     return parser
 
 

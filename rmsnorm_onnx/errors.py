@@ -7,7 +7,8 @@
     ├── UsageError            (2)    an argument that cannot be used (also a ValueError)
     │   └── SpecError         (2)    a value that no RMSNormSpec can hold
     ├── ModelError            (3)    the input model is unreadable or invalid
-    └── MissingDependencyError (4)   an optional package is not installed; names the pip command
+    ├── MissingDependencyError (4)   an optional package is not installed; names the pip command
+    └── PluginError           (4)    the TensorRT plugin's library, or what builds it, is missing; names the mend
 
 Declining a site is not an error: see `rmsnorm_onnx.site.Declined`.
 """
@@ -67,3 +68,9 @@ class MissingDependencyError(RMSNormError):
     def __reduce__(self) -> tuple[type[MissingDependencyError], tuple[str, str, str]]:
         """Errors cross process boundaries by what they were made from."""
         return type(self), self._given
+
+
+class PluginError(RMSNormError):
+    """The TensorRT plugin's library, or what it is built or loaded with, is missing; the message has the mend."""
+
+    exit_code = 4

@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """
     files.check_input(path)
     name = files.shown(path)
-    proto = _parse(os.fspath(path), name)
+    proto = parse(path)
     file = Path(os.path.abspath(path))
     integrity.check_proto(proto, name, file)
     return _deserialize(proto, name, str(file.parent))
@@ -141,9 +141,15 @@ def _cloned(model: ir.Model) -> ir.Model:
     return clone
 
 
-def _parse(path: str, name: str) -> onnx.ModelProto:
+def parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """A file's message, unchecked; its external data is not read.
+
+    Raises:
+        ModelError: it cannot be read, or is no ONNX file.
+    """
+    name = files.shown(path)
     try:
-        return onnx.load(path, load_external_data=False)
+        return onnx.load(os.fspath(path), load_external_data=False)
     except OSError as error:
         raise ModelError(f"{name} cannot be read: {files.words(error)}") from error
     except Exception as error:  # each of onnx's formats has its own exceptions, and all mean this

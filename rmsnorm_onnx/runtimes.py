@@ -109,9 +109,14 @@ _PACKAGES = (
     ("keras", "Keras models", "keras>=3.9"),
     ("matplotlib", "verify --plot", "matplotlib>=3.8"),
     ("tensorrt", "engines, on an NVIDIA GPU", "tensorrt>=10.15"),
+    ("tensorrt-rtx", "engines ahead of time, without a GPU", "tensorrt-rtx"),
 )
-# onnxruntime is one module under several names on PyPI.
-_ALSO = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")}
+# One module under several names on PyPI.
+_ALSO = {
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino"),
+    "tensorrt": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+}
 
 
 def packages() -> tuple[Package, ...]:
@@ -140,22 +145,38 @@ class Diagnosis:
         packages: Packages, present or missing.
         forms: By form and element type, "runs", or why not: in onnxruntime's CPU provider, for a norm over the last
             axis with a gain. Empty without onnxruntime.
+        plugin: The TensorRT plugin's library; None where there is none.
+        plugin_lacks: What `rmsnorm-onnx plugin build` lacks here, each one sentence with its mend.
     """
 
     python: str
     packages: tuple[Package, ...]
     forms: Mapping[str, Mapping[str, str]]
+    plugin: str | None = None
+    plugin_lacks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as JSON-ready data, with its version."""
         forms = {form: dict(types) for form, types in self.forms.items()}
         packages = [dataclasses.asdict(package) for package in self.packages]
-        return {"version": 1, "kind": "doctor", "python": self.python, "packages": packages, "forms": forms}
+        plugin = {"library": self.plugin, "lacks": list(self.plugin_lacks)}
+        data = {"python": self.python, "packages": packages, "forms": forms, "plugin": plugin}
+        return {"version": 1, "kind": "doctor", **data}
 
 
 def doctor() -> Diagnosis:
     """Look at the packages, and at what onnxruntime has kernels for; no model is loaded into any runtime."""
-    return Diagnosis(python=platform.python_version(), packages=packages(), forms=_forms())
+    from rmsnorm_onnx.plugin.compilation import missing
+    from rmsnorm_onnx.plugin.library import find_library
+
+    library = find_library()
+    return Diagnosis(
+        python=platform.python_version(),
+        packages=packages(),
+        forms=_forms(),
+        plugin=None if library is None else str(library),
+        plugin_lacks=missing(),
+    )
 
 
 def _forms() -> dict[str, dict[str, str]]:
@@ -220,6 +241,8 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         version = package.version or Text("missing", style="yellow")
         table.add_row(package.name, version, package.purpose, "" if package.version else package.install)
     console.print(table)
+    library = diagnosis.plugin or "; ".join(diagnosis.plugin_lacks or ("not built: rmsnorm-onnx plugin build",))
+    console.print(f"TensorRT plugin: {library}", markup=False, highlight=False)
     if not diagnosis.forms:
         return
     table = Table(

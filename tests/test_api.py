@@ -50,6 +50,14 @@ def test_the_readme_names_what_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_plugin_module() -> None:
+    """`rmsnorm_onnx.plugin` is there without an import of its own, with these names."""
+    code = "import rmsnorm_onnx; print(*rmsnorm_onnx.plugin.__all__, callable(rmsnorm_onnx.plugin.check))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    names = ("build", "build_engine", "check", "command_lines", "compare_engines", "find_library", "library_path")
+    assert shown.split() == [*names, "True"]
+
+
 def test_unknown_name() -> None:
     """A misspelt name is an AttributeError that names it."""
     with pytest.raises(AttributeError, match="no attribute 'fuze'"):

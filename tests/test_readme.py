@@ -23,6 +23,7 @@ from test_roundings import table as roundings
 
 from rmsnorm_onnx import Declined, RMSNormSpec, find_rms_norms
 from rmsnorm_onnx.consumers import TABLE
+from rmsnorm_onnx.plugin.engine import installed
 from rmsnorm_onnx.site import DeclineCode
 from rmsnorm_onnx.spec import PRESETS
 
@@ -202,14 +203,17 @@ def test_the_commands_run(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(tmp_path / "my-llama")
     onnx.save(onnx.parser.parse_model(norm()), tmp_path / "model.onnx")
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("rmsnorm-onnx")]
-    assert {line.split()[1] for line in commands} == {"inspect", "fuse", "verify", "export", "doctor"}
+    assert {line.split()[1] for line in commands} == {"inspect", "fuse", "verify", "export", "doctor", "plugin"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     assert len(commands) == len([line for block in blocks("sh") for line in block.splitlines()])
     for command in commands:
+        if command.startswith("rmsnorm-onnx plugin engine") and not installed():
+            continue  # TensorRT-RTX has no package here
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert (tmp_path / "trt.engine").exists() or not installed()
     assert {"fused.onnx", "net.onnx", "drift.png", "llama.onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -81,6 +83,43 @@ def library(flags: Sequence[str] = (), changed: Mapping[str, str] | None = None,
     built.replace(target)
     shutil.rmtree(folder)
     return target
+
+
+def cmake() -> str:
+    """The path of CMake. Skips the test where none is installed."""
+    found = shutil.which("cmake")
+    if found is None:
+        pytest.skip("cmake is not on PATH")
+    return found
+
+
+def run(*command: str) -> str:
+    """The output of a command that must succeed."""
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+    return answer.stdout + answer.stderr
+
+
+def native(architectures: Sequence[str]) -> tuple[Path, str]:
+    """The project as CMake and nvcc build it, once for each set of sources: the folder, and what ptxas said."""
+    assert nvcc()
+    folders = (ROOT / "plugins", ROOT / "tests" / "plugins")
+    files = [ROOT / "CMakeLists.txt", *(path for folder in folders for path in folder.rglob("*") if path.is_file())]
+    built = [path for path in sorted(files) if path.suffix not in (".py", ".pyc", ".md")]
+    texts = {str(path.relative_to(ROOT)): path.read_bytes() for path in built}
+    digest = hashlib.sha256(repr((architectures, texts, str(ROOT))).encode()).hexdigest()[:16]
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with open(BUILT / "native.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = BUILT / f"native-{digest}"
+        log = folder / "ptxas.log"
+        if not log.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            options = [f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}", "-DCMAKE_CUDA_FLAGS=-Xptxas=-v"]
+            run(cmake(), "-S", str(ROOT), "-B", str(folder), *options, f"-DPython_EXECUTABLE={sys.executable}")
+            text = run(cmake(), "--build", str(folder), "-j2")
+            log.write_text(text)
+        return folder, log.read_text()
 
 
 def _one_file(only: Sequence[str]) -> str:

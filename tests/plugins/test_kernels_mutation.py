@@ -27,11 +27,11 @@ class Guard:
     line: int
     text: str
 
-    def switched(self, number: int) -> str:
-        """The line with a switch that leaves the guard out."""
+    def switched(self, number: int, switch: str = "shim::absentGuard") -> str:
+        """The line with a switch that leaves the guard out; `switch` is the variable that holds a guard's number."""
         mark = MARK.search(self.text)
         assert mark, f"{self}: the mark is not one of GUARD(true), GUARD(false) and GUARD(drop)"
-        absent = f"shim::absentGuard == {number}"
+        absent = f"{switch} == {number}"
         if mark[1] == "drop":
             return f"if (!({absent})) {{ {self.text[: mark.start()]} }}"
         for form in (TESTED, ASSIGNED):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from kernel_build import ROOT, nvcc
+from kernel_build import ROOT, cmake, native, nvcc, run
 
 HEADER = ROOT / "plugins" / "kernels" / "rmsnorm.h"
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
@@ -19,29 +18,6 @@ KERNEL = re.compile(r"^void rmsnorm::(\w+<.*>)\(rmsnorm::Args\)$")
 
 LIMITS = {"warpRows": 72, "blockRow": 64, "reloadRow": 64, "columns": 80}
 """Registers that leave room for as many threads as the plans count on (65,536 registers an SM)."""
-
-
-def run(*command: str) -> str:
-    """The output of a command that must succeed."""
-    answer = subprocess.run(command, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
-    return answer.stdout + answer.stderr
-
-
-def cmake() -> str:
-    """The path of CMake. Skips the test where none is installed."""
-    found = shutil.which("cmake")
-    if found is None:
-        pytest.skip("cmake is not on PATH")
-    return found
-
-
-def build(folder: Path, architectures: str) -> str:
-    """Configures and builds the project, and returns what ptxas said."""
-    assert nvcc()
-    options = [f"-DCMAKE_CUDA_ARCHITECTURES={architectures}", "-DCMAKE_CUDA_FLAGS=-Xptxas=-v"]
-    run(cmake(), "-S", str(ROOT), "-B", str(folder), *options)
-    return run(cmake(), "--build", str(folder), "-j2")
 
 
 def registers(log: str) -> dict[tuple[str, str], int]:
@@ -68,9 +44,10 @@ def table(found: dict[tuple[str, str], int]) -> str:
     return "\n".join([head, *(f"{k:42}" + "".join(f"{found[k, a]:8}" for a in architectures) for k in kernels)])
 
 
-def check(folder: Path, architectures: tuple[str, ...]) -> None:
+def check(architectures: tuple[str, ...]) -> None:
     """Builds for some architectures, looks at every kernel and at what the library exports, and runs CTest."""
-    found = registers(build(folder, ";".join(architectures)))
+    folder, log = native(architectures)
+    found = registers(log)
     print(table(found))
     assert {a for _, a in found} == set(architectures)
     assert len(found) == 45 * len(architectures)
@@ -81,27 +58,28 @@ def check(folder: Path, architectures: tuple[str, ...]) -> None:
     library = folder / "plugins" / "kernels" / "librmsnorm_onnx_kernels.so"
     exported = set(re.findall(r" T (\w+)", run("nm", "-D", "--defined-only", str(library))))
     assert exported == set(re.findall(r"^RMSNORM_API .*?(\w+)\(", HEADER.read_text(), re.MULTILINE))
-    assert "100% tests passed, 0 tests failed out of 2" in run("ctest", "--test-dir", str(folder))
+    # The third is the TensorRT plugin's, where that can be built.
+    tests = 3 if (folder / "plugins" / "tensorrt" / "librmsnorm_onnx_plugin.so").exists() else 2
+    assert f"100% tests passed, 0 tests failed out of {tests}" in run("ctest", "--test-dir", str(folder))
 
 
-def test_one_architecture(tmp_path: Path) -> None:
+def test_one_architecture() -> None:
     """CMake builds for the H100 and H200, no kernel spills, and the project's own tests pass."""
-    check(tmp_path, ("90",))
+    check(("90",))
 
 
 @pytest.mark.full
-def test_all_architectures(tmp_path: Path) -> None:
+def test_all_architectures() -> None:
     """The same for every default architecture."""
     text = (ROOT / "CMakeLists.txt").read_text()
     assert f'set(CMAKE_CUDA_ARCHITECTURES "{";".join(ARCHITECTURES)}"' in text
-    check(tmp_path, ARCHITECTURES)
+    check(ARCHITECTURES)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("value", "message"), [("ON", "no TensorRT plugin"), ("MAYBE", "use AUTO, ON or OFF")])
-def test_the_tensorrt_option(tmp_path: Path, value: str, message: str) -> None:
-    """ON without a plugin to build, and an unknown value, stop CMake with one sentence."""
+def test_an_unknown_value_of_the_tensorrt_option(tmp_path: Path) -> None:
+    """It stops CMake with one sentence."""
     assert nvcc()
-    command = [cmake(), "-S", str(ROOT), "-B", str(tmp_path), f"-DRMSNORM_ONNX_TENSORRT={value}"]
+    command = [cmake(), "-S", str(ROOT), "-B", str(tmp_path), "-DRMSNORM_ONNX_TENSORRT=MAYBE"]
     answer = subprocess.run(command, capture_output=True, text=True)
-    assert answer.returncode != 0 and message in answer.stderr
+    assert answer.returncode != 0 and "use AUTO, ON or OFF" in answer.stderr
