@@ -21,7 +21,7 @@ import onnx_ir as ir
 from rmsnorm_onnx import modelio
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
-from rmsnorm_onnx.exporters.decisions import reads_watched
+from rmsnorm_onnx.exporters.decisions import Watch
 from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
 from rmsnorm_onnx.site import SCOPES_KEY
@@ -50,8 +50,9 @@ def export_traced(job: Job, opset: int) -> Routed:
         raise ExportError("TorchScript tracing failed: it takes a module, not a program that is traced already")
     tracer = _Tracer(job, opset)
     open_sizes = {n for leaf in job.example.leaves for n in sizes.dynamic_sizes(leaf)}
-    with reads_watched(len(job.example.leaves)) as read:
-        graph, states = tracer.trace(job.example.tensors, open_sizes)
+    watch = Watch(len(job.example.leaves))
+    graph, states = tracer.trace(job.example.tensors, open_sizes, watch)
+    read = watch.reads
     if read.values:
         where = ", ".join(read.values)
         raise ExportError(
@@ -97,12 +98,15 @@ class _Tracer:
         self._module, self._example = job.module, job.example
         self.names = _input_names(job, set(self._module.state_dict(keep_vars=True)))
 
-    def trace(self, tensors: Sequence[torch.Tensor], dynamic: set[int]) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    def trace(
+        self, tensors: Sequence[torch.Tensor], dynamic: set[int], watch: Watch | None = None
+    ) -> tuple[onnx.ModelProto, dict[str, Any]]:
         """The file for some inputs, with weights as inputs, and the weights by name.
 
         Args:
             tensors: The inputs.
             dynamic: The sizes of the example whose dimensions are dynamic.
+            watch: Notes what Python reads.
         """
         import torch
 
@@ -117,7 +121,7 @@ class _Tracer:
         file = io.BytesIO()
         with (
             step("TorchScript tracing"),
-            forward_replaced(self._module, self._flat()),
+            forward_replaced(self._module, self._flat(watch)),
             _symbolics(self._opset),
             _no_log(),
         ):
@@ -142,7 +146,7 @@ class _Tracer:
                 if leaf.tensor.shape[axis] in among:
                     yield name, axis, int(leaf.tensor.shape[axis])
 
-    def _flat(self) -> Any:
+    def _flat(self, watch: Watch | None) -> Any:
         """A forward of tensors only, which gives tensors only: no structure survives tracing."""
         import torch
         from torch.utils import _pytree as pytree
@@ -152,7 +156,8 @@ class _Tracer:
         def flat(*tensors: torch.Tensor) -> Any:
             _name_scopes(self._module)
             args, kwargs = self._example.around(tensors)
-            found = pytree.tree_leaves(forward(*args, **kwargs))
+            with contextlib.nullcontext() if watch is None else watch.running(tensors):
+                found = pytree.tree_leaves(forward(*args, **kwargs))
             outputs = tuple(value for value in found if isinstance(value, torch.Tensor))
             if len(outputs) < len(wanted):
                 name = wanted[len(outputs)]
