@@ -100,6 +100,8 @@ class Watch:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         watch = self
+        for held in (self._made_of_values, self._sized_by_values, self._sized):
+            held.clear()  # numbers of another trace's values
         for tensor in tensors:
             _put(self._made_of_values, tensor)
 
@@ -161,7 +163,7 @@ class Watch:
         before = {_traced(tensor).unique() for tensor in marked}
         counted = [tensor for tensor in marked if _in(self._sized_by_values, tensor)]
         self._sized |= {_traced(tensor).unique() for tensor in counted}
-        place = self._place(name, args, kwargs, marked, counted)
+        place = self._place(func, args, kwargs, marked, counted)
         self._frames.append([False, False])
         try:
             result = func(*args, **kwargs)
@@ -173,13 +175,16 @@ class Watch:
             _add(place)
         return result
 
-    def _place(self, name: str, args: Any, kwargs: Any, marked: list[Any], counted: list[Any]) -> list[str] | None:
+    def _place(self, func: Any, args: Any, kwargs: Any, marked: list[Any], counted: list[Any]) -> list[str] | None:
         """The list that a call belongs to by its name alone."""
+        import torch
+
+        name = _name(func)
         if marked and name in _TEXTS:
             return self.reads.texts
         if marked and name in _ADDRESSES:
             return self.reads.addresses
-        if marked and name in _MEMORY:
+        if marked and (name in _MEMORY or getattr(func, "__self__", None) is torch.Tensor.data):
             return self.reads.values
         if counted and name in _COUNTS:
             first = kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
