@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 _SIZES = ("aten::size", "aten::_shape_as_tensor", "aten::numel", "aten::dim", "prim::shape")
-_INSIDE = (f"{os.sep}torch{os.sep}", f"{os.sep}exporters{os.sep}")
+_TORCH = f"{os.sep}torch{os.sep}"
+_INSIDE = (_TORCH, f"{os.sep}exporters{os.sep}")
 _MEMORY = (
     *("tolist", "numpy", "__array__", "__dlpack__", "__deepcopy__", "__reduce_ex__", "__reduce__"),
     *("storage", "_typed_storage"),
@@ -61,20 +62,32 @@ class Reads:
 def texts_watched() -> Iterator[Reads]:
     """Note where tensors are written as text in the block: torch.export's have no values, and give other text."""
     import torch
-    from torch.overrides import TorchFunctionMode
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
 
     found = Reads()
 
-    class Texts(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if _name(func) in _TEXTS and not _asked_by_torch() and isinstance(args[0], torch.Tensor):
+    def noting(method: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if _TORCH not in sys._getframe(1).f_code.co_filename:  # torch writes messages of its own
                 _add(found.texts)
-                if _name(func) == "__format__":  # a fake tensor has none, and fails
-                    return object.__repr__(args[0])
-            return func(*args, **(kwargs or {}))
+            return method(*args, **kwargs)
 
-    with Texts():
+        return noted
+
+    held = [
+        (kind, name, vars(kind)[name])
+        for kind in (torch.Tensor, FakeTensor, FunctionalTensor)
+        for name in _TEXTS
+        if name in vars(kind)
+    ]
+    for kind, name, method in held:
+        setattr(kind, name, noting(method))
+    try:
         yield found
+    finally:
+        for kind, name, method in held:
+            setattr(kind, name, method)
 
 
 class Watch:
@@ -294,12 +307,6 @@ def _add(places: list[str]) -> None:
     place = _caller()
     if place not in places:
         places.append(place)
-
-
-def _asked_by_torch() -> bool:
-    """Whether torch itself, for a message of its own, called the function that a mode handles two frames up."""
-    frame = sys._getframe(2)
-    return any(part in frame.f_code.co_filename for part in _INSIDE[:1])
 
 
 def _caller() -> str:

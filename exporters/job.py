@@ -46,9 +46,15 @@ class Job:
         """All names that were asked for."""
         return [*self.input_names, *self.output_names]
 
-    def restore(self) -> list[str]:
-        """Undo what a run of the module's forward changed; the buffers that it changed."""
-        return [] if self.state is None else self.state.restore()
+    def restore(self) -> None:
+        """Undo what a run of the module's forward changed."""
+        if self.state is not None:
+            self.state.restore()
+
+    @property
+    def changed(self) -> list[str]:
+        """The buffers that runs of the module's forward changed."""
+        return [] if self.state is None else list(self.state.changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,14 @@ class Routed:
     model: ir.Model
     notes: tuple[str, ...] = ()
     baked: int = 0
+
+
+def own_weight(model: ir.Model, name: str) -> None:
+    """Give a model its own copy of a buffer that the module's forward changes."""
+    value = model.graph.initializers.get(name)
+    raw = None if value is None else getattr(value.const_value, "raw", None)
+    if value is not None and raw is not None:
+        value.const_value = ir.tensor(raw.detach().clone(), name=name)
 
 
 def buffer_notes(names: Iterable[str]) -> tuple[str, ...]:

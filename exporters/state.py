@@ -18,11 +18,13 @@ class State:
 
     Args:
         module: The module; it is not changed here.
+
+    Attributes:
+        changed: The buffers, and plain tensors, that were changed whenever they were put back, by their full names.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        import torch
-
+        self.changed: dict[str, None] = {}
         self._parts = [(name, part, dict(vars(part)), dict(part._buffers)) for name, part in module.named_modules()]
         tensors: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
         for name, _, attributes, buffers in self._parts:
@@ -32,19 +34,14 @@ class State:
                     tensors.setdefault(id(value), (full, value, value.detach().clone()))
         self._tensors = list(tensors.values())
 
-    def restore(self) -> list[str]:
-        """Put everything back.
-
-        Returns:
-            The buffers, and plain tensors, that had been changed, each by its full name.
-        """
+    def restore(self) -> None:
+        """Put everything back."""
         import torch
 
-        changed: dict[str, None] = {}
         for name, part, attributes, buffers in self._parts:
             for key in {*buffers, *part._buffers}:
                 if buffers.get(key) is not part._buffers.get(key):
-                    changed[f"{name}.{key}" if name else key] = None
+                    self.changed[f"{name}.{key}" if name else key] = None
             part._buffers.clear()
             part._buffers.update(buffers)
             for key in [key for key in vars(part) if key not in attributes and key not in _OURS]:
@@ -53,9 +50,8 @@ class State:
         with torch.no_grad():
             for name, tensor, value in self._tensors:
                 if not _same(tensor, value):
-                    changed[name] = None
+                    self.changed[name] = None
                     tensor.detach().copy_(value)
-        return list(changed)
 
 
 def _same(one: Any, other: Any) -> bool:

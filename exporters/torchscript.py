@@ -22,7 +22,7 @@ from rmsnorm_onnx import modelio
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
 from rmsnorm_onnx.exporters.decisions import Watch
-from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names
+from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names, own_weight
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
 from rmsnorm_onnx.site import SCOPES_KEY
 
@@ -73,6 +73,8 @@ def export_traced(job: Job, opset: int) -> Routed:
         known = {name for name, _ in job.module.named_modules()}
         model = _assembled(graph, states, len(job.example.leaves), known)
         _name_outputs(model, len(job.output_names))
+    for name in job.changed:
+        own_weight(model, name)
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
     if written != opset:
@@ -85,7 +87,7 @@ def export_traced(job: Job, opset: int) -> Routed:
         + (f"PyTorch takes no other ({survey.stuck[size]})" if size in survey.stuck else "the tracer bakes it in")
         for name, axis, size in tracer.dimensions(survey.baked | survey.stuck.keys())
     ]
-    buffers = buffer_notes(tracer.changed)
+    buffers = buffer_notes(job.changed)
     baked = len(list(tracer.dimensions(survey.baked)))
     return Routed(
         model, (f"traced on the example: {checked}", *decided, *read.doubts, *survey.notes, *told, *buffers), baked
@@ -98,7 +100,6 @@ class _Tracer:
     def __init__(self, job: Job, opset: int, watch: Watch) -> None:
         assert job.module is not None and job.example is not None
         self._job, self._opset, self._watch = job, opset, watch
-        self.changed: dict[str, None] = {}  # the buffers that forward changes
         self._module, self._example = job.module, job.example
         self.names = _input_names(job, set(self._module.state_dict(keep_vars=True)))
 
@@ -156,7 +157,7 @@ class _Tracer:
         try:
             yield
         finally:
-            self.changed.update(dict.fromkeys(self._job.restore()))
+            self._job.restore()
 
     def dimensions(self, among: Set[int]) -> Iterator[tuple[str, int, int]]:
         """The dynamic dimensions of some sizes: the input's name, the axis, the size."""

@@ -105,7 +105,8 @@ def export_transformers(
         exported = _by_transformers(model, signature, opset or exporter.DEFAULT_OPSET, problem, fuse, consumer, form)
     graph = exported.model
     share_tied_weights(graph, model)
-    notes = (*notes, *exported.notes, *name_dimensions(graph, signature), *epsilons.check(exported.norms, model.config))
+    fixed = name_dimensions(graph, signature, exported.notes)
+    notes = (*notes, *exported.notes, *fixed, *epsilons.check(exported.norms, model.config))
     if output is not None:
         with step("saving"):
             modelio.save(graph, output)
