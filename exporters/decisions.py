@@ -20,11 +20,11 @@ _TORCH = f"{os.sep}torch{os.sep}"
 _INSIDE = (_TORCH, f"{os.sep}exporters{os.sep}")
 _MEMORY = (
     *("tolist", "numpy", "__array__", "__dlpack__", "__deepcopy__", "__reduce_ex__", "__reduce__"),
-    *("storage", "_typed_storage"),
+    *("storage", "untyped_storage", "_typed_storage"),
 )
 """What hands the numbers to Python past the dispatcher."""
-_ADDRESSES = ("data_ptr", "untyped_storage", "__cuda_array_interface__")
-"""What a check of alignment or aliasing asks for, and what the numbers could be read through."""
+_ADDRESSES = ("data_ptr", "__cuda_array_interface__")
+"""What a check of alignment asks for, and what the numbers could be read through."""
 _TEXTS = ("__repr__", "__str__", "__format__")
 _NUMBERS = ("__bool__", "__int__", "__float__", "__index__", "__complex__", "item")
 _FROM_DATA = ("tensor", "as_tensor", "asarray", "new_tensor", "scalar_tensor")
@@ -40,7 +40,7 @@ class Reads:
         values: The values of the inputs decide it.
         sizes: Sizes or weights alone decide it.
         texts: Python wrote values of the inputs as text, for a message or for a decision.
-        addresses: Python asked where values of the inputs lie, for a check of alignment or to read them.
+        addresses: Python asked where values of the inputs lie, for a check of alignment, or to read them.
     """
 
     values: list[str] = dataclasses.field(default_factory=list)

@@ -106,6 +106,7 @@ def _translate(program: Any, job: Job, opset: int) -> tuple[ir.Model, Any]:
         model: ir.Model = exported.model
         common.RemoveUnusedNodesPass()(model)
         _write_numerals_as_numbers(model)
+        _name_apart(model)
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
     if written != opset:
@@ -137,3 +138,17 @@ def _write_numerals_as_numbers(model: ir.Model) -> None:
             name = None if isinstance(size, int) else size.value
             if value.shape is not None and name is not None and name.isdecimal():
                 value.shape[axis] = int(name)
+
+
+def _name_apart(model: ir.Model) -> None:
+    """torch names a result by its operator, "mean", though a buffer may be called so: the file would be invalid."""
+    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
+    results = [value for node in model.graph.all_nodes() for value in node.outputs]
+    held = {value.name for value in results} | taken
+    for value in results:
+        number = 1
+        if value.name in taken:
+            while f"{value.name}_{number}" in held:
+                number += 1
+            value.name = f"{value.name}_{number}"
+            held.add(value.name)
