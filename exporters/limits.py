@@ -72,9 +72,9 @@ def _decisions(tensors: Sequence[Any]) -> Iterator[tuple[Any, str]]:
             continue
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         if _TORCH not in frame.filename:
-            yield guard.expr, f"it at {place}"
+            yield mode.shape_env.replace(guard.expr), f"it at {place}"
         elif frame.name in _PARTS and guard.expr.func.__name__ == "Equality":
-            yield guard.expr, "it how many parts there are"
+            yield mode.shape_env.replace(guard.expr), "it how many parts there are"
 
 
 def _bounds(values: Any) -> str:
