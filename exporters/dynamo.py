@@ -8,8 +8,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from rmsnorm_onnx.errors import ExportError
+from rmsnorm_onnx.exporters.decisions import texts_watched
 from rmsnorm_onnx.exporters.example import default_shapes
-from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
+from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names, own_weight
+from rmsnorm_onnx.exporters.limits import limit_notes
+from rmsnorm_onnx.exporters.sizes import disagreement, other_inputs, outputs
 from rmsnorm_onnx.exporters.steps import step
 
 if TYPE_CHECKING:
@@ -31,13 +34,44 @@ def export_program(job: Job, opset: int) -> Routed:
         ExportError: a step failed.
         UsageError: a name cannot be used.
     """
-    program = job.program
-    if program is None:
-        assert job.module is not None and job.example is not None
+    program, texts = (job.program, ()) if job.program is not None else _traced(job)
+    model, decomposed = _translate(program, job, opset)
+    buffers = list(dict.fromkeys([*decomposed.graph_signature.buffers_to_mutate.values(), *job.changed]))
+    for name in buffers:
+        own_weight(model, name)
+    wished = [] if job.example is None else job.example.leaves
+    fixed = _fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished])
+    limits = limit_notes(program, [value.name or "" for value in model.graph.inputs])
+    return Routed(model, (*fixed, *limits, *texts, *buffer_notes(buffers)))
+
+
+def _traced(job: Job) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The program, and notes of where Python writes tensors as text: in torch.export that shows no values.
+
+    Raises:
+        ExportError: torch.export failed, or the program gives other results than the module where text is written.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    assert job.module is not None and job.example is not None
+    with texts_watched() as reads:
         program = _trace(job.module, job.example)
-    model = _translate(program, job, opset)
-    wished = [] if job.example is None or job.example.shapes is not None else job.example.leaves
-    return Routed(model, _fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished]))
+    if not reads.doubts:
+        return program, ()
+    with step("running torch.export's program"):
+        run = program.module()
+        for tensors in (job.example.tensors, *other_inputs(job)):
+            args, kwargs = job.example.around(tensors)
+            found = [value for value in pytree.tree_leaves(run(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+            job.restore()
+            for result, expected in zip(found, outputs(job, tensors), strict=True):
+                precision = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
+                wrong = disagreement(result.detach().double().cpu().numpy(), expected, precision)
+                if wrong:
+                    where = ", ".join(reads.texts)
+                    raise ExportError(f"torch.export failed: Python decides by values written as text at {where}")
+    return program, reads.doubts
 
 
 def _trace(module: torch.nn.Module, example: Example) -> torch.export.ExportedProgram:
@@ -51,7 +85,8 @@ def _trace(module: torch.nn.Module, example: Example) -> torch.export.ExportedPr
         return torch.export.export(module, example.args, dict(example.kwargs), dynamic_shapes=shapes)
 
 
-def _translate(program: Any, job: Job, opset: int) -> ir.Model:
+def _translate(program: Any, job: Job, opset: int) -> tuple[ir.Model, Any]:
+    """The model, and the program as the translation has it: what forward writes in place is a result there."""
     import torch
 
     from rmsnorm_onnx.exporters.translations import translations
@@ -71,11 +106,12 @@ def _translate(program: Any, job: Job, opset: int) -> ir.Model:
         model: ir.Model = exported.model
         common.RemoveUnusedNodesPass()(model)
         _write_numerals_as_numbers(model)
+        _name_apart(model)
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
     if written != opset:
         raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
-    return model
+    return model, exported.exported_program
 
 
 def _fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ...]:
@@ -102,3 +138,17 @@ def _write_numerals_as_numbers(model: ir.Model) -> None:
             name = None if isinstance(size, int) else size.value
             if value.shape is not None and name is not None and name.isdecimal():
                 value.shape[axis] = int(name)
+
+
+def _name_apart(model: ir.Model) -> None:
+    """torch names a result by its operator, "mean", though a buffer may be called so: the file would be invalid."""
+    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
+    results = [value for node in model.graph.all_nodes() for value in node.outputs]
+    held = {value.name for value in results} | taken
+    for value in results:
+        number = 1
+        if value.name in taken:
+            while f"{value.name}_{number}" in held:
+                number += 1
+            value.name = f"{value.name}_{number}"
+            held.add(value.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from rmsnorm_onnx.exporters.example import Example
+    from rmsnorm_onnx.exporters.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Job:
         input_names: Names for the graph's inputs.
         output_names: Names for the graph's outputs.
         kept: Whether modules are registered, so that their operator is in the trace.
+        state: What the module held before; None where a traced program was given.
     """
 
     module: torch.nn.Module | None
@@ -37,11 +39,22 @@ class Job:
     input_names: Sequence[str] = ()
     output_names: Sequence[str] = ()
     kept: bool = False
+    state: State | None = None
 
     @property
     def names(self) -> list[str]:
         """All names that were asked for."""
         return [*self.input_names, *self.output_names]
+
+    def restore(self) -> None:
+        """Undo what a run of the module's forward changed."""
+        if self.state is not None:
+            self.state.restore()
+
+    @property
+    def changed(self) -> list[str]:
+        """The buffers that runs of the module's forward changed."""
+        return [] if self.state is None else list(self.state.changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +70,22 @@ class Routed:
     model: ir.Model
     notes: tuple[str, ...] = ()
     baked: int = 0
+
+
+def own_weight(model: ir.Model, name: str) -> None:
+    """Give a model its own copy of a buffer that the module's forward changes."""
+    value = model.graph.initializers.get(name)
+    raw = None if value is None else getattr(value.const_value, "raw", None)
+    if value is not None and raw is not None:
+        value.const_value = ir.tensor(raw.detach().clone(), name=name)
+
+
+def buffer_notes(names: Iterable[str]) -> tuple[str, ...]:
+    """One note for each buffer that forward changes."""
+    return tuple(
+        f"forward changes the buffer {name}: the file computes with its value before the export and does not update it"
+        for name in dict.fromkeys(names)
+    )
 
 
 def check_written_names(model: ir.Model, names: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ ROUTES = ("dynamo", "torchscript")
 """The routes by the names that `export` takes."""
 
 
-_VALUES = ("data-dependent", "fake tensor in the exported program constant's list")
-"""What torch.export says of Python that reads the inputs' values."""
+_VALUES = ("data-dependent", "fake tensor in the exported program constant's list", "decides by values")
+"""What is said of torch.export where Python reads the inputs' values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

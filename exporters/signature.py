@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -124,20 +124,25 @@ def name_ports(model: ir.Model, signature: Signature) -> None:
             value.name = port.name
 
 
-def name_dimensions(model: ir.Model, signature: Signature) -> tuple[str, ...]:
+def name_dimensions(model: ir.Model, signature: Signature, said: Sequence[str] = ()) -> tuple[str, ...]:
     """Give the dynamic dimensions of a graph the signature's names, in all of its values.
 
+    Args:
+        model: The model.
+        signature: Its signature.
+        said: Notes that there are already.
+
     Returns:
-        One note for each dimension that was to be dynamic and is fixed.
+        One note for each dimension that was to be dynamic and is fixed, and is not noted yet.
     """
     names: dict[str, str] = {}
     notes = []
     for value, port in zip(model.graph.inputs, signature.inputs, strict=True):
         for axis, name in port.dims.items():
             size = None if value.shape is None else value.shape[axis]
-            if isinstance(size, int):
+            if isinstance(size, int) and not any(f"dimension {axis} of input {port.name} is fixed" in s for s in said):
                 notes.append(f"dimension {axis} ({name}) of input {port.name} is fixed at {size} by the exporter")
-            elif size is not None and size.value is not None:
+            elif size is not None and not isinstance(size, int) and size.value is not None:
                 names.setdefault(size.value, name)
     values = [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]
     for value in values:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from rmsnorm_onnx.exporters.example import Leaf
 
 
+_DEPENDS = (
+    "TorchScript tracing failed: the trace depends on the values of the inputs (a branch, or numbers that left torch)"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """What the traces at other sizes showed.
@@ -70,10 +75,7 @@ def survey(
         return Survey(set(), {}, together if open_sizes else None)
     changed, why = _accepted(job, set(), values=True)
     if changed is not None and not _same(trace(changed), graph):
-        raise ExportError(
-            "TorchScript tracing failed: the trace depends on the values of the inputs (a branch, or numbers that left "
-            "torch)"
-        )
+        raise ExportError(_DEPENDS)
     notes = [] if changed is not None else [f"traced with no other values: PyTorch says {why}"]
     baked: set[int] = set()
     stuck: dict[int, str] = {}
@@ -88,6 +90,38 @@ def survey(
     if together is not None and not _same(trace(together), graph):
         return Survey(free | baked, stuck, None, tuple(notes))  # sizes that matter only together
     return Survey(baked, stuck, together, tuple(notes))
+
+
+def check_values(job: Job, graph: onnx.ModelProto, trace: Callable[[Sequence[torch.Tensor]], onnx.ModelProto]) -> None:
+    """Trace at many other values of the example's sizes, where Python may have read some.
+
+    Raises:
+        ExportError: the trace depends on the values of the inputs.
+    """
+    for tensors in other_inputs(job):
+        if not _same(trace(tensors), graph):
+            raise ExportError(_DEPENDS)
+
+
+def other_inputs(job: Job) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Inputs of the example's sizes that PyTorch takes: small, large, zero, in the other order, of the other sign."""
+    import torch
+
+    assert job.example is not None
+    for change in (
+        lambda x: x * 1e-3 if x.is_floating_point() else x,
+        lambda x: x * 30 if x.is_floating_point() else x,
+        torch.zeros_like,
+        lambda x: x.flip(tuple(range(x.dim()))),
+        lambda x: torch.ones_like(x) if x.is_floating_point() else _other_values(x),
+        _other_values,
+    ):
+        tensors = tuple(change(tensor) for tensor in job.example.tensors)
+        try:
+            outputs(job, tensors)
+        except Exception:  # whatever the module raises
+            continue
+        yield tensors
 
 
 def agreement(job: Job, model: ir.Model, found: Survey) -> str:
@@ -136,24 +170,27 @@ def agreement(job: Job, model: ir.Model, found: Survey) -> str:
                 raise ExportError(
                     f"running TorchScript's file on inputs of shape {shapes} failed: {words(error)}"
                 ) from error
-            for value, result, expected in zip(model.graph.outputs, results, _outputs(job, tensors), strict=True):
-                _check_same(value.name or "", shapes, result, expected, precision)
+            for value, result, expected in zip(model.graph.outputs, results, outputs(job, tensors), strict=True):
+                wrong = disagreement(result, expected, precision)
+                if wrong:
+                    where = f"TorchScript's file is wrong on inputs of shape {shapes}"
+                    raise ExportError(f"{where}: output {value.name} {wrong}")
     return f"{same}, and onnxruntime agrees with PyTorch" + (" there" if tried else "")
 
 
-def _check_same(name: str, shapes: str, result: np.ndarray, tensor: torch.Tensor, precision: float) -> None:
-    where = f"TorchScript's file is wrong on inputs of shape {shapes}: output {name}"
+def disagreement(result: np.ndarray, tensor: torch.Tensor, precision: float) -> str:
+    """How a result differs from PyTorch's by more than half of the digits; nothing where it does not."""
     if tuple(result.shape) != tuple(tensor.shape):
-        raise ExportError(f"{where} has shape {list(result.shape)}, PyTorch's {list(tensor.shape)}")
+        return f"has shape {list(result.shape)}, PyTorch's {list(tensor.shape)}"
     if not tensor.is_floating_point() or not result.size:
-        return  # an index may flip with the last digit of what it was chosen by; the traces were compared exactly
+        return ""  # an index may flip with the last digit of what it was chosen by; the traces were compared exactly
     expected = tensor.detach().double().cpu().numpy()
     finite = np.isfinite(expected)
     error = np.abs(np.where(finite, result.astype(np.float64) - expected, 0.0))
     largest = float(np.max(np.abs(expected[finite]), initial=0.0))
-    allowed = float(np.sqrt(precision)) * largest
-    if not float(np.max(error)) <= allowed:
-        raise ExportError(f"{where} is off by {float(np.max(error)):.3g}, where PyTorch's largest is {largest:.3g}")
+    if float(np.max(error)) <= float(np.sqrt(precision)) * largest:
+        return ""
+    return f"is off by {float(np.max(error)):.3g}, where PyTorch's largest is {largest:.3g}"
 
 
 def _precision(model: ir.Model) -> float:
@@ -180,7 +217,7 @@ def _accepted(job: Job, changed: set[int], *, values: bool = False) -> tuple[tup
         if values:
             tensors = tuple(_other_values(tensor) for tensor in tensors)
         try:
-            _outputs(job, tensors)
+            outputs(job, tensors)
         except Exception as error:  # whatever the module raises
             why = why or words(error)
         else:
@@ -202,11 +239,11 @@ def _resized(leaf: Leaf, new: dict[int, int]) -> torch.Tensor:
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers with the other sign, ids in the other order, and masks with another first element."""
+    """Numbers of another size, sign and order, ids in the other order, and masks with another first element."""
     import torch
 
     if tensor.is_floating_point():
-        return -tensor
+        return -2 * tensor.flip(-1) if tensor.dim() else -2 * tensor
     if tensor.dim() == 0 or not tensor.numel():
         return tensor
     if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
@@ -216,14 +253,19 @@ def _other_values(tensor: torch.Tensor) -> torch.Tensor:
     return other
 
 
-def _outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def outputs(job: Job, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What PyTorch gives, its tensors alone."""
     import torch
     from torch.utils import _pytree as pytree
 
     assert job.module is not None and job.example is not None
     args, kwargs = job.example.around(tensors)
-    return [value for value in pytree.tree_leaves(job.module(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+    try:
+        found = pytree.tree_leaves(job.module(*args, **kwargs))
+        # A buffer may be an output, and has its first value again below.
+        return [value.clone() for value in found if isinstance(value, torch.Tensor)]
+    finally:
+        job.restore()
 
 
 def _same(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmsnorm_onnx.errors import ExportError, RMSNormError
+from rmsnorm_onnx.exporters.state import State
 
 if TYPE_CHECKING:
     import torch
@@ -112,13 +113,15 @@ def converted(
 
 
 @contextlib.contextmanager
-def inference(module: torch.nn.Module) -> Iterator[None]:
-    """Put a module into inference mode, and each of its parts back into the mode it was in."""
+def inference(module: torch.nn.Module) -> Iterator[State]:
+    """Put a module into inference mode, and afterwards each of its parts back into the mode and state it was in."""
     modes = {part: part.training for part in module.modules()}
+    state = State(module)
     module.eval()
     try:
-        yield
+        yield state
     finally:
+        state.restore()
         for part, mode in modes.items():
             part.training = mode
 

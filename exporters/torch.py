@@ -83,7 +83,7 @@ def export(
 ) -> ExportResult:
     """Export a PyTorch model to ONNX, each of its RMSNorms as one operator.
 
-    A module is exported in inference mode and is left as it was.
+    A module is exported in inference mode and is left as it was, buffers that its forward changes included.
 
     Args:
         source: A torch.nn.Module, in any mode; a torch.export.ExportedProgram; or torch's ONNXProgram, whose norms are
@@ -139,10 +139,16 @@ def export(
             made = routes.run(job, goal)
         else:
             module, example = _module_and_example(source, args, dict(kwargs or {}), dtype, dynamic_shapes)
-            stack.enter_context(inference(module))
+            state = stack.enter_context(inference(module))
             stack.enter_context(kept_whole(module, example, norms or {}))
             job = Job(
-                module=module, example=example, program=None, opset=opset or DEFAULT_OPSET, kept=bool(norms), **names
+                module=module,
+                example=example,
+                program=None,
+                opset=opset or DEFAULT_OPSET,
+                kept=bool(norms),
+                state=state,
+                **names,
             )
             made = routes.run(job, goal)
     if optimize:

@@ -21,8 +21,8 @@ import onnx_ir as ir
 from rmsnorm_onnx import modelio
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
-from rmsnorm_onnx.exporters.decisions import reads_watched
-from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names
+from rmsnorm_onnx.exporters.decisions import Watch
+from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names, own_weight
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
 from rmsnorm_onnx.site import SCOPES_KEY
 
@@ -48,17 +48,18 @@ def export_traced(job: Job, opset: int) -> Routed:
     """
     if job.module is None or job.example is None:
         raise ExportError("TorchScript tracing failed: it takes a module, not a program that is traced already")
-    tracer = _Tracer(job, opset)
+    watch = Watch(len(job.example.leaves))
+    tracer = _Tracer(job, opset, watch)
     open_sizes = {n for leaf in job.example.leaves for n in sizes.dynamic_sizes(leaf)}
-    with reads_watched(len(job.example.leaves)) as read:
-        graph, states = tracer.trace(job.example.tensors, open_sizes)
-    if read.values:
-        where = ", ".join(read.values)
-        raise ExportError(
-            f"TorchScript tracing failed: Python reads values of the inputs at {where}, and what it makes of the "
-            "example's would be in the file for good"
-        )
-    survey = sizes.survey(job, open_sizes, graph, lambda tensors: tracer.trace(tensors, open_sizes)[0])
+    graph, states = tracer.trace(job.example.tensors, open_sizes)
+    read = watch.reads
+
+    def again(tensors: Sequence[torch.Tensor]) -> onnx.ModelProto:
+        return tracer.trace(tensors, open_sizes)[0]
+
+    survey = sizes.survey(job, open_sizes, graph, again)
+    if read.doubts:
+        sizes.check_values(job, graph, again)
     asked = job.example.shapes is not None
     if survey.baked and asked:
         named = " and ".join(f"dimension {a} of input {n} ({s})" for n, a, s in tracer.dimensions(survey.baked))
@@ -72,6 +73,8 @@ def export_traced(job: Job, opset: int) -> Routed:
         known = {name for name, _ in job.module.named_modules()}
         model = _assembled(graph, states, len(job.example.leaves), known)
         _name_outputs(model, len(job.output_names))
+    for name in job.changed:
+        own_weight(model, name)
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
     if written != opset:
@@ -84,16 +87,19 @@ def export_traced(job: Job, opset: int) -> Routed:
         + (f"PyTorch takes no other ({survey.stuck[size]})" if size in survey.stuck else "the tracer bakes it in")
         for name, axis, size in tracer.dimensions(survey.baked | survey.stuck.keys())
     ]
+    buffers = buffer_notes(job.changed)
     baked = len(list(tracer.dimensions(survey.baked)))
-    return Routed(model, (f"traced on the example: {checked}", *decided, *survey.notes, *told), baked)
+    return Routed(
+        model, (f"traced on the example: {checked}", *decided, *read.doubts, *survey.notes, *told, *buffers), baked
+    )
 
 
 class _Tracer:
     """Traces one module at one opset, again and again."""
 
-    def __init__(self, job: Job, opset: int) -> None:
+    def __init__(self, job: Job, opset: int, watch: Watch) -> None:
         assert job.module is not None and job.example is not None
-        self._job, self._opset = job, opset
+        self._job, self._opset, self._watch = job, opset, watch
         self._module, self._example = job.module, job.example
         self.names = _input_names(job, set(self._module.state_dict(keep_vars=True)))
 
@@ -103,6 +109,9 @@ class _Tracer:
         Args:
             tensors: The inputs.
             dynamic: The sizes of the example whose dimensions are dynamic.
+
+        Raises:
+            ExportError: torch cannot, or Python reads values of the inputs on the way.
         """
         import torch
 
@@ -114,9 +123,10 @@ class _Tracer:
             }
             for name, leaf in zip(self.names, self._example.leaves, strict=True)
         }
-        file = io.BytesIO()
+        file, states = io.BytesIO(), dict(self._module.state_dict(keep_vars=True))
         with (
             step("TorchScript tracing"),
+            self._state_kept(),
             forward_replaced(self._module, self._flat()),
             _symbolics(self._opset),
             _no_log(),
@@ -133,7 +143,21 @@ class _Tracer:
                 export_params=False,
                 do_constant_folding=False,
             )
-        return onnx.load_from_string(file.getvalue()), dict(self._module.state_dict(keep_vars=True))
+        if self._watch.reads.values:
+            where = ", ".join(self._watch.reads.values)
+            raise ExportError(
+                f"TorchScript tracing failed: Python reads values of the inputs at {where}, and what it makes of the "
+                "example's would be in the file for good"
+            )
+        return onnx.load_from_string(file.getvalue()), states
+
+    @contextlib.contextmanager
+    def _state_kept(self) -> Iterator[None]:
+        """Each trace begins with the buffers as they were, and the file holds them so."""
+        try:
+            yield
+        finally:
+            self._job.restore()
 
     def dimensions(self, among: Set[int]) -> Iterator[tuple[str, int, int]]:
         """The dynamic dimensions of some sizes: the input's name, the axis, the size."""
@@ -147,12 +171,13 @@ class _Tracer:
         import torch
         from torch.utils import _pytree as pytree
 
-        forward, wanted = self._module.forward, self._job.output_names
+        forward, wanted, watch = self._module.forward, self._job.output_names, self._watch
 
         def flat(*tensors: torch.Tensor) -> Any:
             _name_scopes(self._module)
             args, kwargs = self._example.around(tensors)
-            found = pytree.tree_leaves(forward(*args, **kwargs))
+            with watch.running(tensors):
+                found = pytree.tree_leaves(forward(*args, **kwargs))
             outputs = tuple(value for value in found if isinstance(value, torch.Tensor))
             if len(outputs) < len(wanted):
                 name = wanted[len(outputs)]

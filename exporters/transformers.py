@@ -105,7 +105,10 @@ def export_transformers(
         exported = _by_transformers(model, signature, opset or exporter.DEFAULT_OPSET, problem, fuse, consumer, form)
     graph = exported.model
     share_tied_weights(graph, model)
-    notes = (*notes, *exported.notes, *name_dimensions(graph, signature), *epsilons.check(exported.norms, model.config))
+    # By this signature the mask covers past and present: that it is as long as both is no limit.
+    said = [n for n in exported.notes if not ("attention_mask.shape[1]" in n and "past_key_values" in n)]
+    fixed = name_dimensions(graph, signature, said)
+    notes = (*notes, *said, *fixed, *epsilons.check(exported.norms, model.config))
     if output is not None:
         with step("saving"):
             modelio.save(graph, output)
