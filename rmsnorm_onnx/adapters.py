@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -281,7 +281,7 @@ def _layer_norm(edit: Edit) -> str | None:
     wide = dtype if dtype == ir.DataType.DOUBLE else kept
     axes = list(range(axis if axis < 0 else axis - len(dims or ()), 0))
 
-    def op(op_type: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+    def op(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
         return edit.op(op_type, *inputs, dtype=wide, **attributes)
 
     x = op("Cast", source, to=int(wide))

@@ -70,7 +70,8 @@ def _call_its_function(proto: onnx.ModelProto, schema: onnx.defs.OpSchema) -> No
             node.attribute.append(attribute.default_value)
     if getattr(schema, "has_context_dependent_function"):  # noqa: B009
         given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
-        function = onnx.FunctionProto.FromString(schema.get_context_dependent_function(node.SerializeToString(), given))
+        define = getattr(schema, "get_context_dependent_function")  # noqa: B009  # missing from the stubs too
+        function = onnx.FunctionProto.FromString(define(node.SerializeToString(), given))
     else:
         function = onnx.FunctionProto.FromString(schema.function_body.SerializeToString())
     function.domain = node.domain = "body"
