@@ -64,7 +64,8 @@ def pair(
         notes = [f"{bare} norms have no epsilon: {lost}"] if bare else []
         return tuple(PairedNorm(s.module, None, s.name, s.spec, None, None, None) for s in sites if s.spec), notes
     known = _known(module, kept)
-    pairs = [_pair(site, known, module) for site in sites if site.spec is not None]
+    wide = _for_float32(module)
+    pairs = [_settled(_pair(site, known, module), site, wide) for site in sites if site.spec is not None]
     notes = [note for pair in pairs if (note := _difference(pair, sites)) is not None]
     seen = {pair.module for pair in pairs}
     for name, (kind, spec, _) in known.items():
@@ -109,6 +110,27 @@ def _known(module: torch.nn.Module, kept: Mapping[type, Any]) -> dict[str, tuple
         if type(part) in kept:
             known[name] = (type(part).__name__, Kept.of(kept[type(part)]).read(part).spec, None)
     return known
+
+
+def _for_float32(module: torch.nn.Module) -> dict[str, RMSNormSpec]:
+    """The spec of each norm of a module, by name, where what it is given is float32."""
+    from rmsnorm_onnx.models import inventory
+
+    names = {norm.name: "float32" for norm in inventory.norms(module, strict=False)}
+    return {norm.name: norm.spec for norm in inventory.norms(module, strict=False, x_types=names)}
+
+
+def _settled(pair: PairedNorm, site: SiteReport, wide: Mapping[str, RMSNormSpec]) -> PairedNorm:
+    """The pair with what the module computes of float32, where the file shows that this is what it is given.
+
+    Which type a module is given is not written in it: the gain's type is a guess, and a model of a half type may hand
+    a norm float32, as Mamba 2 does behind its scan.
+    """
+    other = wide.get(pair.module or "")
+    if pair.expected is None or other is None or site.spec is None or site.x_type != "float32":
+        return pair
+    same = _raised(site.spec, site.x_type) == _raised(other, site.x_type)
+    return dataclasses.replace(pair, expected=other) if same else pair
 
 
 def _pair(

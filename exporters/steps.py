@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -93,7 +94,11 @@ def shortened(text: str) -> str:
 def converted(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str | None
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The module and its inputs in the type asked for; a copy of the module where anything has to change."""
+    """The module and its inputs in the type asked for; a copy of the module where anything has to change.
+
+    Buffers of transformers' models that are computed and not saved, such as rotary frequencies, stay in float32, as
+    where transformers makes or loads a model in a half type.
+    """
     if dtype is None:
         return module, args, kwargs
     import torch
@@ -108,8 +113,28 @@ def converted(
     tensors = (*module.parameters(), *module.buffers())
     if any(t.is_floating_point() and t.dtype != wanted for t in tensors):
         with step(f"conversion to {dtype}"):
-            module = copy.deepcopy(module).to(wanted)
+            module = copy.deepcopy(module)
+            computed = _computed_buffers(module)
+            module.to(wanted)
+            for part, name, buffer in computed:
+                part._buffers[name] = buffer
     return module, args, kwargs
+
+
+def _computed_buffers(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """The float32 buffers of the models of transformers in a module that no checkpoint holds."""
+    import torch
+
+    transformers = sys.modules.get("transformers")  # a model of it is there only if it was imported
+    kind = getattr(transformers, "PreTrainedModel", None)
+    models = [part for part in module.modules() if kind is not None and isinstance(part, kind)]
+    parts = {part: None for model in models for part in model.modules()}
+    return [
+        (part, name, buffer)
+        for part in parts
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name in part._non_persistent_buffers_set and buffer.dtype == torch.float32
+    ]
 
 
 @contextlib.contextmanager

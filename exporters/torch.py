@@ -92,6 +92,8 @@ def export(
         kwargs: Example keyword inputs.
         opset: The opset to write, 13 or newer: by default 18, and an ONNXProgram's own.
         dtype: "float32", "float16" or "bfloat16" converts a copy of the module, and floating-point inputs, first.
+            Of transformers' models the float32 buffers that are computed and not saved (rotary frequencies) stay, as
+            where transformers makes or loads a model in that type.
         dynamic_shapes: As torch.export takes them. By default the first two dimensions (batch and sequence) of every
             input of rank 2 or more are dynamic wherever the module allows it; `{}` fixes all of them.
         input_names: Names for the graph's inputs.

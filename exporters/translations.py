@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.body import Body, constant, emit
+from rmsnorm_onnx.exporters import splits
 from rmsnorm_onnx.exporters.writing import SymbolicOps, TypedOps
 from rmsnorm_onnx.spec import RMSNormSpec
 
@@ -32,7 +33,7 @@ _OPERATOR = "rmsnorm_onnx::rms_norm"
 
 
 def translations(opset: int, *, kept: bool = False) -> dict[Any, Callable[..., Any]]:
-    """The `custom_translation_table` of torch.onnx.export for the RMSNorm operators, written for one opset.
+    """The `custom_translation_table` of torch.onnx.export for the RMSNorm operators and split, written for one opset.
 
     A translation written for another opset than the graph's would give an invalid file without any message.
 
@@ -59,7 +60,11 @@ def translations(opset: int, *, kept: bool = False) -> dict[Any, Callable[..., A
         return _kept_norm(op, (x, gain, bias), [None if v is None else v.dtype for v in (x, gain, bias)], spec, opset)
 
     aten = torch.ops.aten
-    table = {aten.rms_norm.default: rms_norm, aten._fused_rms_norm.default: fused_rms_norm}
+    table = {
+        aten.rms_norm.default: rms_norm,
+        aten._fused_rms_norm.default: fused_rms_norm,
+        **splits.translations(opset),
+    }
     return {**table, torch.ops.rmsnorm_onnx.rms_norm.default: kept_norm} if kept else table
 
 

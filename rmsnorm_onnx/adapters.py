@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -252,14 +252,52 @@ def _root_mean_square(edit: Edit) -> str | None:
         return "its type, rank or attributes are unknown"
     axes = list(range(axis if axis < 0 else axis - len(dims or ()), 0))
     wide = ir.DataType(stash)
-    small = edit.op("Constant", dtype=ir.DataType.FLOAT, value=ir.tensor(np.array(epsilon, np.float32)))
-    small = edit.op("Cast", small, dtype=wide, to=stash)
+    small = edit.op("Cast", edit.number(epsilon), dtype=wide, to=stash)
     x = edit.op("Cast", source, dtype=wide, to=stash)
     square = edit.op("Mul", x, x, dtype=wide)
     mean = edit.op("ReduceMean", square, edit.integers(axes), dtype=wide, keepdims=1)
     root = edit.op("Sqrt", edit.op("Add", mean, small, dtype=wide), dtype=wide)
     normalized = edit.op("Cast", edit.op("Div", x, root, dtype=wide), dtype=dtype, to=int(dtype))
     edit.become(edit.op("Mul", normalized, scale, dtype=dtype))
+    return None
+
+
+def _layer_norm(edit: Edit) -> str | None:
+    """LayerNormalization by the equations of its definition, which broadcast scale and bias as any operand.
+
+    The body that ONNX gives flattens both, which fails or is wrong where they have not exactly the normalised shape,
+    and takes the variance as a difference of squares, which loses it beside a large mean. Of doubles the statistic is
+    double, as runtimes have it whatever stash_type says.
+    """
+    axis, epsilon, stash = (edit.value_of(n, d) for n, d in (("axis", -1), ("epsilon", _EPSILON), ("stash_type", 1)))
+    source, scale, bias = edit.input(0), edit.input(1), edit.input(2)
+    assert source is not None and scale is not None
+    dtype, dims = edit.dtype(source), edit.dims(source)
+    if dtype is None or None in (axis, epsilon, stash):
+        return "its type or attributes are unknown"
+    if axis >= 0 and dims is None:
+        return "the rank of what it normalises is unknown"
+    kept = ir.DataType(stash)
+    wide = dtype if dtype == ir.DataType.DOUBLE else kept
+    axes = list(range(axis if axis < 0 else axis - len(dims or ()), 0))
+
+    def op(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return edit.op(op_type, *inputs, dtype=wide, **attributes)
+
+    x = op("Cast", source, to=int(wide))
+    mean = op("ReduceMean", x, axes=axes, keepdims=1)
+    deviation = op("Sub", x, mean)
+    variance = op("ReduceMean", op("Mul", deviation, deviation), axes=axes, keepdims=1)
+    small = op("Cast", edit.number(epsilon), to=int(wide))
+    factor = op("Reciprocal", op("Sqrt", op("Add", variance, small)))
+    normalized = edit.op("Cast", op("Mul", deviation, factor), dtype=dtype, to=int(dtype))
+    y = edit.op("Mul", normalized, scale, dtype=dtype)
+    y = y if bias is None else edit.op("Add", y, bias, dtype=dtype)
+    others = [
+        edit.op("Cast", value, dtype=kept, to=int(kept)) if output.name else None
+        for value, output in zip((mean, factor), edit.node.outputs[1:], strict=False)
+    ]
+    edit.become(y, *others)
     return None
 
 
@@ -305,6 +343,7 @@ ADAPTERS: Mapping[tuple[str, int, int | None], Adapter] = MappingProxyType(
         ("Reshape", 14, 13): _copying_reshape,
         ("Pad", 18, 13): _padded_everywhere,
         **{(name, 11, 13): _on_a_matrix for name in ("Softmax", "LogSoftmax", "Hardmax")},
+        ("LayerNormalization", 17, None): _layer_norm,
         ("RMSNormalization", 23, None): _root_mean_square,
         ("Mod", 28, 13): _mod,
         ("GridSample", 16, 20): _renamed_mode,
@@ -314,3 +353,6 @@ ADAPTERS: Mapping[tuple[str, int, int | None], Adapter] = MappingProxyType(
     }
 )
 """Operator, the version that it has, the version that it gets: None where there is no older one."""
+
+NOT_BY_ITS_BODY = frozenset({("LayerNormalization", 17)})
+"""Operators whose body in ONNX is not what ONNX says of them: it is no way out where the adapter has none."""

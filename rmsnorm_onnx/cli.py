@@ -303,16 +303,15 @@ def _parser() -> argparse.ArgumentParser:
     target.add_argument("--dry-run", action="store_true", help="report what would be done and write nothing")
     _form_flags(fuse)
     fuse.add_argument(
-        "--allow-rounding-change",
-        action="store_true",
-        help="also rewrite where a rounding to a narrower type moves; each is listed",
-    )
-    fuse.add_argument(
         "--gain-attribute", action="store_true", help="keep constant gains in the nodes (forms function and plugin)"
     )
-    fuse.add_argument("--opset", type=int, metavar="N", help="move the whole model to this opset, 13 or newer")
-    fuse.add_argument("--verify", action="store_true", help="measure each site against float64; write only if all hold")
-    _site_flags(fuse)
+    _rewrite_flags(fuse)
+
+    expand = _command(commands, "expand", _fuse, "write each norm as plain operators: fuse --form primitive")
+    expand.add_argument("model", metavar="MODEL", help="an ONNX file")
+    expand.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the result")
+    expand.set_defaults(consumer="any", form="primitive", dry_run=False, gain_attribute=False)
+    _rewrite_flags(expand)
 
     verify = _command(commands, "verify", _verify, "measure each norm of a model against a float64 reference")
     verify.add_argument("model", metavar="MODEL", help="an ONNX file")
@@ -375,6 +374,17 @@ def _form_flags(command: argparse.ArgumentParser) -> None:
         "tensorrt[:version], tensorrt-plugin (default: any)",
     )
     command.add_argument("--form", metavar="FORM", help="write this form instead of the one chosen for the consumer")
+
+
+def _rewrite_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow-rounding-change",
+        action="store_true",
+        help="also rewrite where a rounding to a narrower type moves; each is listed",
+    )
+    command.add_argument("--opset", type=int, metavar="N", help="move the whole model to this opset, 13 or newer")
+    command.add_argument("--verify", action="store_true", help="measure each site; write only if all hold")
+    _site_flags(command)
 
 
 def _report_flags(command: argparse.ArgumentParser) -> None:

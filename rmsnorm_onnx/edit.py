@@ -103,6 +103,11 @@ class Edit:
         array = np.array(values, dtype=np.int64)
         return self.op("Constant", dtype=ir.DataType.INT64, dims=array.shape, value=ir.tensor(array))
 
+    def number(self, value: float) -> ir.Value:
+        """A scalar Constant of float32."""
+        array = np.array(value, dtype=np.float32)
+        return self.op("Constant", dtype=ir.DataType.FLOAT, dims=(), value=ir.tensor(array))
+
     def insert(self, nodes: list[ir.Node]) -> None:
         """Puts nodes before the node, with names of their own and its trace."""
         stem = self.node.name or self.node.outputs[0].name or self.node.op_type

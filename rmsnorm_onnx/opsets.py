@@ -122,6 +122,7 @@ class _Mover:
             at = default_opset(graph.opset_imports, main)
             self._pending += [(node, at) for node in graph_nodes(graph)]
         self._problems: dict[tuple[str, int, str], list[str]] = collections.defaultdict(list)
+        self._origins: dict[ir.Node, tuple[str, int, str]] = {}  # of new nodes: what of the file they stand for
 
     def run(self) -> None:
         """Moves every node that is left of those that stood there.
@@ -145,11 +146,12 @@ class _Mover:
         if node.op_type in NATIVE_NORMS:
             return []  # unknown to onnx, and the same to onnxruntime at every opset
         edit = Edit(node, self._names, self._types)
+        origin = self._origins.get(node, (node.op_type, _version(node.op_type, at) or at, _place(node)))
         added: list[tuple[ir.Node, int]] = []
         while not edit.gone:
             version = _version(node.op_type, at)
             if version is None:
-                self._problems[node.op_type, at, "it is no operator of that opset"].append(_place(node))
+                self._note(node, at, "it is no operator of that opset")
                 break
             goal = _version(node.op_type, self._opset)
             if version == goal:
@@ -157,10 +159,22 @@ class _Mover:
             edit.nodes = []
             at, problem = self._raise(edit, version) if self._opset > at else self._lower(edit, version)
             if problem is not None:
-                self._problems[node.op_type, version, problem].append(_place(node))
+                self._note(node, version, problem)
                 break
             added += [(new, at) for new in edit.nodes]
+            self._origins.update((new, origin) for new in edit.nodes)
         return added
+
+    def _note(self, node: ir.Node, version: int, problem: str) -> None:
+        """Keeps a problem under the node of the file that it is of, once for each; users know no node of a body."""
+        if node not in self._origins:
+            self._problems[node.op_type, version, problem].append(_place(node))
+            return
+        name, at, place = self._origins[node]
+        if not any(key[:2] == (name, at) and place in places for key, places in self._problems.items()):
+            self._problems[name, at, f"in its body {node.op_type} (version {version}) has no equal: {problem}"].append(
+                place
+            )
 
     def _raise(self, edit: Edit, version: int) -> tuple[int, str | None]:
         """One version up; returns the opset that the result is of, or why there is none."""
@@ -189,6 +203,8 @@ class _Mover:
             problem = single.convert(edit, version, older)
         if problem is None:
             return version - 1, None
+        if (name, version) in adapters.NOT_BY_ITS_BODY:
+            return version, f"it exists from opset {version} on, and {problem}"
         unexpanded = single.expand(edit, version)
         if unexpanded is None:
             return version, None

@@ -45,13 +45,39 @@ def expand(edit: Edit, version: int) -> str | None:
         return "it takes attributes of the function around it"
     proto = _alone(edit, version, constants=False)
     try:
-        body = onnx.inliner.inline_selected_functions(proto, [("", node.op_type)], inline_schema_functions=True)
+        if None in node.inputs:
+            _call_its_function(proto, schema)
+            body = onnx.inliner.inline_local_functions(proto)
+        else:
+            body = onnx.inliner.inline_selected_functions(proto, [("", node.op_type)], inline_schema_functions=True)
     except Exception as error:  # onnx's C++ code raises many kinds, and each means that there is no body
         return f"onnx cannot expand it ({_one_line(error)})"
     if any(n.op_type == node.op_type and n.domain == "" for n in body.graph.node):
         return "onnx cannot expand it as its types are unknown"
     _splice(edit, body)
     return None
+
+
+def _call_its_function(proto: onnx.ModelProto, schema: onnx.defs.OpSchema) -> None:
+    """Makes the definition of a model's one node a local function of it: onnx's inliner of definitions takes no gaps.
+
+    A node with an absent input before others, as Attention with a past and no mask, stops it with "Type unknown for".
+    """
+    (node,) = proto.graph.node
+    types = {value.name: value.type for value in proto.graph.input}
+    for name, attribute in schema.attributes.items():
+        if attribute.default_value.type and all(held.name != name for held in node.attribute):
+            node.attribute.append(attribute.default_value)
+    if getattr(schema, "has_context_dependent_function"):  # noqa: B009
+        given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+        define = getattr(schema, "get_context_dependent_function")  # noqa: B009  # missing from the stubs too
+        function = onnx.FunctionProto.FromString(define(node.SerializeToString(), given))
+    else:
+        function = onnx.FunctionProto.FromString(schema.function_body.SerializeToString())
+    function.domain = node.domain = "body"
+    function.opset_import[0].version = schema.since_version
+    proto.functions.append(function)
+    proto.opset_import.add(domain="body", version=1)
 
 
 def convert(edit: Edit, version: int, target: int) -> str | None:

@@ -18,7 +18,7 @@ import transformers
 from checkpoints import SMALL, VOCABULARY, assert_close, randomized
 
 from rmsnorm_onnx.errors import ExportError, UsageError
-from rmsnorm_onnx.exporters import ExportResult, epsilons, export_transformers, pairing
+from rmsnorm_onnx.exporters import ExportResult, epsilons, export, export_transformers, pairing, steps
 from rmsnorm_onnx.exporters.dynamo import ROUTE as TORCH
 from rmsnorm_onnx.exporters.transformers import ROUTE as OWN
 from rmsnorm_onnx.parity import verify
@@ -319,3 +319,41 @@ def test_norms_of_a_decoder_are_within_bounds() -> None:
     result = export_transformers(build("gemma3"), cache=True)
     report = verify(result.model)
     assert len(report.sites) == 13 and all(site.within for site in report.sites)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rotary_frequencies_stay_float32_in_a_half_type(dtype: str) -> None:
+    """A float32 model that is converted has the frequencies of one that transformers makes in that type, to the bit."""
+    config = transformers.LlamaConfig(**SMALL)
+    wanted = getattr(torch, dtype)
+    made = transformers.AutoModel.from_config(config, dtype=wanted)
+    torch.manual_seed(3)
+    model = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
+    half, _, _ = steps.converted(model, (), {}, dtype)
+    assert {n: b.dtype for n, b in half.named_buffers()} == {n: b.dtype for n, b in made.named_buffers()}
+    assert torch.equal(half.rotary_emb.inv_freq, made.rotary_emb.inv_freq)
+    assert {p.dtype for p in half.parameters()} == {p.dtype for p in made.parameters()} == {wanted}
+    assert {t.dtype for t in (*model.parameters(), *model.buffers())} == {torch.float32}
+    ids = torch.arange(16).reshape(2, 8)
+    made.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(half(ids).last_hidden_state, made.eval()(ids).last_hidden_state)
+
+
+def test_a_half_export_holds_the_frequencies_in_float32() -> None:
+    """The file's frequencies are those of the float32 model, not rounded to half."""
+    model = transformers.AutoModel.from_config(transformers.LlamaConfig(**SMALL), dtype=torch.float32).eval()
+    model.config.use_cache = False
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.model(input_ids=ids).last_hidden_state
+
+    graph = export(Hidden(), (torch.arange(16).reshape(2, 8),), dtype="float16").model.graph
+    [kept] = [v.const_value for name, v in graph.initializers.items() if name.endswith("rotary_emb.inv_freq")]
+    assert kept.numpy().dtype == np.float32
+    assert kept.numpy().tobytes() == model.rotary_emb.inv_freq.numpy().tobytes()

@@ -245,3 +245,22 @@ def test_keywords_that_forward_gathers() -> None:
     assert result.report is not None and result.report.rewritten == 1
     assert [value.name for value in result.model.graph.inputs] == ["x", "shift"]
     assert len(result.notes) == 4  # torch.export fixes all dimensions then
+
+
+def test_a_gated_norm_that_is_given_float32_in_a_half_model() -> None:
+    """Mamba 2's scan hands its gated norm float32 beside half weights: the norm is found as the module computes it."""
+    from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+
+    class Scan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = MambaRMSNormGated(D, D // 2, eps=1e-5)
+
+        def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.float() * 2, gate)
+
+    result = export(Scan(), (torch.randn(2, 3, D), torch.randn(2, 3, D)), dtype="float16")
+    [norm] = result.norms
+    assert result.notes == ()
+    assert norm.expected.canonical("float32") == norm.found.canonical("float32")
+    assert norm.expected.canonical("float32").result_type == "float32"
