@@ -168,13 +168,18 @@ __device__ inline void finishAny(Args const& a, float (&values)[N], int64_t para
 }
 
 //! The specs of most models (see isPlain in args.cpp), without branches around memory accesses: the reads of the gain,
-//! of type G, are issued together, in batches of 16 registers, or 8 where x takes 32, and serve all rows that the
-//! thread holds. Batches stay a loop: unrolled, all reads would be issued first, into registers that are not there.
+//! of type G, are issued together, in batches of 16 registers, or 8 where x takes 32 (one read for compute capability
+//! 10.0, whose code needs a few registers more), and serve all rows that the thread holds. Batches stay a loop:
+//! unrolled, all reads would be issued first, into registers that are not there.
 template <typename T, typename G, int N, int C, int R>
 __device__ inline void finishPlain(
     Args const& a, Pack<T, N> (&held)[C * R], float const (&factor)[R], Rows const& rows, Span const& span)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
+    constexpr int kFIT = C > 4 ? 1 : 64 / Pack<G, N>::kBYTES;
+#else
     constexpr int kFIT = (C > 4 ? 32 : 64) / Pack<G, N>::kBYTES;
+#endif
     constexpr int kBATCH = C < kFIT ? C : kFIT;
     auto const* gain = static_cast<G const*>(a.gain) + span.start;
 #pragma unroll 1
