@@ -64,12 +64,12 @@ def pair(
         notes = [f"{bare} norms have no epsilon: {lost}"] if bare else []
         return tuple(PairedNorm(s.module, None, s.name, s.spec, None, None, None) for s in sites if s.spec), notes
     known = _known(module, kept)
-    wide = _for_float32(module)
-    pairs = [_settled(_pair(site, known, module), site, wide) for site in sites if site.spec is not None]
+    given = _Given(module)
+    pairs = [_settled(_pair(site, known, module), site, given) for site in sites if site.spec is not None]
     notes = [note for pair in pairs if (note := _difference(pair, sites)) is not None]
     seen = {pair.module for pair in pairs}
     for name, (kind, spec, _) in known.items():
-        untraced = None if name in seen else _untraced(pairs, sites, spec)
+        untraced = None if name in seen else _untraced(pairs, sites, name, spec, given)
         if untraced is not None:
             pairs[untraced] = PairedNorm(
                 name, kind, pairs[untraced].site, pairs[untraced].found, spec, spec.epsilon, True
@@ -80,12 +80,17 @@ def pair(
     return tuple(pairs), notes
 
 
-def _untraced(pairs: Sequence[PairedNorm], sites: Sequence[SiteReport], spec: RMSNormSpec) -> int | None:
+def _untraced(
+    pairs: Sequence[PairedNorm], sites: Sequence[SiteReport], name: str, spec: RMSNormSpec, given: _Given
+) -> int | None:
     """The first norm without a module that is a norm of this spec: in a loop's body torch.onnx leaves no trace."""
     types = {site.name: site.x_type for site in sites if site.module is None}
     for i, pair in enumerate(pairs):
         x_type = types.get(pair.site or "") if pair.module is None else None
-        if x_type is not None and pair.found is not None and _raised(pair.found, x_type) == _raised(spec, x_type):
+        if x_type is None or pair.found is None:
+            continue
+        candidates = (spec, given[x_type].get(name, spec))  # the first goes by a guess, where the module has no gain
+        if _raised(pair.found, x_type) in [_raised(candidate, x_type) for candidate in candidates]:
             return i
     return None
 
@@ -112,25 +117,36 @@ def _known(module: torch.nn.Module, kept: Mapping[type, Any]) -> dict[str, tuple
     return known
 
 
-def _for_float32(module: torch.nn.Module) -> dict[str, RMSNormSpec]:
-    """The spec of each norm of a module, by name, where what it is given is float32."""
-    from rmsnorm_onnx.models import inventory
+class _Given:
+    """The spec of each norm of a module, by name, where what it is given is of a type."""
 
-    names = {norm.name: "float32" for norm in inventory.norms(module, strict=False)}
-    return {norm.name: norm.spec for norm in inventory.norms(module, strict=False, x_types=names)}
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._specs: dict[str, dict[str, RMSNormSpec]] = {}
+
+    def __getitem__(self, x_type: str) -> dict[str, RMSNormSpec]:
+        from rmsnorm_onnx.models import inventory
+
+        if x_type not in self._specs:
+            names = {norm.name: x_type for norm in inventory.norms(self._module, strict=False)}
+            norms = inventory.norms(self._module, strict=False, x_types=names)
+            self._specs[x_type] = {norm.name: norm.spec for norm in norms}
+        return self._specs[x_type]
 
 
-def _settled(pair: PairedNorm, site: SiteReport, wide: Mapping[str, RMSNormSpec]) -> PairedNorm:
-    """The pair with what the module computes of float32, where the file shows that this is what it is given.
+def _settled(pair: PairedNorm, site: SiteReport, given: _Given) -> PairedNorm:
+    """The pair with what the module computes of the type that the file shows it is given.
 
-    Which type a module is given is not written in it: the gain's type is a guess, and a model of a half type may hand
-    a norm float32, as Mamba 2 does behind its scan.
+    Which type that is, is not written in the module: the gain's type is a guess, a norm without a gain gives none, and
+    a model of a half type may hand a norm float32, as Mamba 2 does behind its scan.
     """
-    other = wide.get(pair.module or "")
-    if pair.expected is None or other is None or site.spec is None or site.x_type != "float32":
+    if pair.expected is None or site.spec is None or site.x_type is None:
+        return pair
+    other = given[site.x_type].get(pair.module or "")
+    if other is None:
         return pair
     same = _raised(site.spec, site.x_type) == _raised(other, site.x_type)
-    return dataclasses.replace(pair, expected=other) if same else pair
+    return dataclasses.replace(pair, expected=other, epsilon=other.epsilon) if same else pair
 
 
 def _pair(

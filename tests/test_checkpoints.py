@@ -121,7 +121,7 @@ def test_a_checkpoints_own_type(tmp_path: Path) -> None:
     """Without a type asked for, the checkpoint's own is exported."""
     folder = save(copy.deepcopy(trained_llama()).to(torch.bfloat16), tmp_path / "half")
     result = export_transformers(folder)
-    assert {site.dtype for site in result.report.sites} == {"bfloat16"}
+    assert {site.x_type for site in result.report.sites} == {"bfloat16"}
     check_gains(result.model, folder, "bfloat16")
 
 

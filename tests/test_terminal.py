@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ def test_stdout_is_the_output(norms: Path, tmp_path: Path) -> None:
     assert (tmp_path / "both").read_bytes() == b""
 
 
+@pytest.fixture
+def foreground() -> Iterator[None]:
+    """SIGINT as a shell leaves it for what it runs in the foreground; in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("foreground")
 @pytest.mark.parametrize(("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 @pytest.mark.parametrize("when", ["during", "after"])
 def test_signals(
