@@ -16,7 +16,7 @@ sys.path[:0] = [str(GPU), str(ROOT / "tests" / "plugins")]
 import speed  # noqa: E402
 from kernel_build import library  # noqa: E402
 from memory import Host, Unavailable  # noqa: E402
-from parity import measure  # noqa: E402
+from parity import ByKernels, measure  # noqa: E402
 
 
 def row(d: int, over_copy: float = 1.0, **times: float) -> dict:
@@ -42,6 +42,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     stages = results["stages"]
     assert results["rehearsal"] and results["machine"]["device"] == "none: a rehearsal"
     assert stages["parity"]["ok"] and min(stages["parity"]["held"].values()) > 100
+    assert stages["plugin"]["ok"] and stages["plugin"]["held"] == stages["parity"]["held"]
     assert stages["graph"]["unrun"] == "a rehearsal has no CUDA graphs"
     assert {"copy", "torch", "ours"} <= set(stages["speed"]["rows"][0]["microseconds"])
     assert [r["d"] for r in stages["speed"]["rows"]] == [64, 256]
@@ -66,7 +67,7 @@ def test_a_wrong_number_is_told() -> None:
     text = (KERNELS / "statistic.cuh").read_text()
     assert "epsilon" in text
     damaged = library(changed={"statistic.cuh": text.replace("sqrtf(", "2.0f * sqrtf(")})
-    result = measure(damaged, Host(), draw=5, small=True, graph=False)
+    result = measure(ByKernels(damaged), Host(), draw=5, small=True, graph=False)
     assert result["ok"] is False
     assert "dtype=float32" in result["failed"] and " for " in result["failed"]
 
@@ -74,7 +75,7 @@ def test_a_wrong_number_is_told() -> None:
 def test_a_graph_needs_a_gpu() -> None:
     """On the host nothing can be captured, and that is said rather than passed over."""
     with pytest.raises(Unavailable, match="no CUDA graphs"):
-        measure(library(), Host(), draw=1, small=True, graph=True)
+        measure(ByKernels(library()), Host(), draw=1, small=True, graph=True)
 
 
 @pytest.mark.parametrize(

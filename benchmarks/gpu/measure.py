@@ -2,11 +2,11 @@
 
     python benchmarks/gpu/measure.py [-o build/gpu/results.json] [--budget 480] [--only STAGE] [--rehearse]
 
-Stages, each with its share of the budget: build; parity, the matrix in three types against the float64 oracle; graph,
-each launch of a sample captured into a CUDA graph; speed; memcheck and racecheck, a sample under compute-sanitizer
-where the machine allows it; plot. The results are written after every stage and every timed size. It exits 1 when a
-number is wrong, 4 when a tool or the GPU is missing. `--rehearse` runs all that can be run without a GPU, on the
-kernels as g++ compiles them: its times mean nothing.
+Stages, each with its share of the budget: build; parity, the matrix in three types against the float64 oracle; plugin,
+the same through the TensorRT plugin's enqueue; graph, each launch of a sample captured into a CUDA graph; speed;
+memcheck and racecheck, a sample under compute-sanitizer where the machine allows it; plot. The results are written
+after every stage and every timed size. It exits 1 when a number is wrong, 4 when a tool or the GPU is missing.
+`--rehearse` runs all that can be run without a GPU, on the kernels as g++ compiles them: its times mean nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ VERSION = 1
 
 BUILD = Path("build/gpu")
 KERNELS = "plugins/kernels/librmsnorm_onnx_kernels.so"
+PLUGIN = "plugins/tensorrt/librmsnorm_onnx_plugin.so"
+HARNESS = "tests/plugins/librmsnorm_onnx_harness.so"
 
 
 class Missing(RuntimeError):
@@ -50,6 +52,7 @@ class Session:
         end: When the budget is used up, on the monotonic clock.
         rehearse: Whether there is no GPU.
         library: The kernels, once they are built.
+        plugin: The TensorRT plugin and what drives it, where TensorRT's headers were found.
         results: What was measured.
     """
 
@@ -57,6 +60,7 @@ class Session:
     end: float
     rehearse: bool
     library: Path = Path()
+    plugin: tuple[Path, Path] | None = None
     results: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def left(self, share: float = 1.0) -> float:
@@ -113,25 +117,29 @@ def build(session: Session) -> dict[str, Any]:
     start = time.monotonic()
     if session.rehearse:
         from kernel_build import library
+        from plugin_build import harness, plugin_on_cpu
 
-        session.library = library()
+        session.library, session.plugin = library(), (plugin_on_cpu(), harness())
         return {"ok": True, "seconds": round(time.monotonic() - start, 1)}
     folder = BUILD / "cmake"
     architecture = session.results["machine"]["capability"].replace(".", "")
     configure = ["cmake", "-S", ".", "-B", str(folder), f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
-    if os.environ.get("RMSNORM_ONNX_TENSORRT"):
-        configure.append(f"-DRMSNORM_ONNX_TENSORRT={os.environ['RMSNORM_ONNX_TENSORRT']}")
+    configure.append(f"-DPython_EXECUTABLE={sys.executable}")  # its packages may carry TensorRT's headers
     for words in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
         answer = session.command(words, 0.5)
         if answer.returncode:
             return {"ok": False, "failed": " ".join(words), "words": (answer.stdout + answer.stderr)[-2000:]}
     session.library = folder / KERNELS
+    if (folder / PLUGIN).exists():
+        session.plugin = (folder / PLUGIN, folder / HARNESS)
     return {"ok": True, "seconds": round(time.monotonic() - start, 1), "architecture": architecture}
 
 
-def _parity(session: Session, *options: str, share: float, before: Sequence[str] = ()) -> dict[str, Any]:
+def _parity(
+    session: Session, *options: str, share: float, before: Sequence[str] = (), library: Path | None = None
+) -> dict[str, Any]:
     host = ["--host"] if session.rehearse else []
-    words = [*before, sys.executable, str(HERE / "parity.py"), str(session.library), *host, *options]
+    words = [*before, sys.executable, str(HERE / "parity.py"), str(library or session.library), *host, *options]
     answer = session.command(words, share)
     line = next((line for line in answer.stdout.splitlines() if line.startswith("{")), None)
     if line is None:
@@ -147,6 +155,14 @@ def _parity(session: Session, *options: str, share: float, before: Sequence[str]
 def parity(session: Session) -> dict[str, Any]:
     """The matrix of cases against the float64 oracle."""
     return _parity(session, share=0.3)
+
+
+def plugin(session: Session) -> dict[str, Any]:
+    """The same matrix through the TensorRT plugin's enqueue, without TensorRT."""
+    if session.plugin is None:
+        return {"unrun": "the plugin was not built: no TensorRT headers were found"}
+    library, harness = session.plugin
+    return _parity(session, "--plugin", str(harness), share=0.3, library=library)
 
 
 def graph(session: Session) -> dict[str, Any]:
@@ -201,6 +217,7 @@ STAGES: Mapping[str, Callable[[Session], dict[str, Any]]] = MappingProxyType(
     {
         "build": build,
         "parity": parity,
+        "plugin": plugin,
         "graph": graph,
         "speed": speed,
         "memcheck": sanitizer("memcheck"),

@@ -1,6 +1,6 @@
 """The kernels' numbers against the float64 oracle, within its bound, with the arrays where a launch finds them.
 
-    python benchmarks/gpu/parity.py LIBRARY [--host] [--draw 60] [--small] [--graph]
+    python benchmarks/gpu/parity.py LIBRARY [--plugin HARNESS] [--host] [--draw 60] [--small] [--graph]
 
 The cases are those of the tests that run on the CPU (tests/plugins/kernel_cases.py). It exits 1 at a wrong number, and
 prints one JSON object. Only numpy and the package itself are needed: `compute-sanitizer` can watch it.
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ import numpy as np  # noqa: E402
 from kernel_call import TYPES, Kernels, numpy_type, problem_of  # noqa: E402
 from kernel_cases import Case, awkward, branches, drawn, judge, values  # noqa: E402
 from memory import Cuda, Host, Unavailable  # noqa: E402
+from plugin_call import VERSIONED, Library, Tensor, fields_of  # noqa: E402
+
+Addresses = Mapping[str, int]
 
 
 def matrix(dtype: str, draw: int, small: bool) -> Iterator[Case]:
@@ -34,45 +38,98 @@ def matrix(dtype: str, draw: int, small: bool) -> Iterator[Case]:
     return itertools.islice(kept, 0, None, 23) if small else kept
 
 
-def run(kernels: Kernels, memory: Cuda | Host, case: Case, graph: bool) -> str | None:
-    """Runs a case; what is wrong, or None."""
+class ByKernels:
+    """Launches by the kernels' own interface."""
+
+    def __init__(self, library: Path) -> None:
+        """Load them."""
+        self._kernels = Kernels(library)
+
+    def case(self, case: Case) -> Case:
+        """Every case can be launched."""
+        return case
+
+    def launch(self, case: Case, arrays: Mapping[str, np.ndarray], addresses: Addresses, stream: int) -> str | None:
+        """Launch; what went wrong, or None."""
+        problem = problem_of(case.spec, case.dtype, case.shape, case.gain, case.bias)
+        for name, address in addresses.items():
+            setattr(problem, name, address)
+        status = self._kernels.launch(problem, stream=stream)
+        return None if status == "OK" else f"status {status}"
+
+
+class ByPlugin:
+    """Launches by the TensorRT plugin's enqueue, after the life that TensorRT gives it; every other gain is a field."""
+
+    def __init__(self, library: Path, harness: Path) -> None:
+        """Load both."""
+        self._library = Library(harness, library, VERSIONED)
+        self._count = 0
+
+    def case(self, case: Case) -> Case:
+        """The plugin takes parameters in x's type or float32, and specs with a statistic in float32."""
+        gain, bias = ((kind if kind == case.dtype else "float32") for kind in (case.gain, case.bias))
+        return dataclasses.replace(case, gain=gain, bias=bias, spec=case.spec.replace(statistic_type="float32"))
+
+    def launch(self, case: Case, arrays: Mapping[str, np.ndarray], addresses: Addresses, stream: int) -> str | None:
+        """Create, clone, attach and launch; what went wrong, or None."""
+        self._count += 1
+        field = arrays["gain"] if "gain" in arrays and self._count % 2 else None
+        made = self._library.create(fields_of(case.spec, field))
+        attached = made.clone().attach() if made is not None else None
+        if attached is None:
+            return f"no plugin: {self._library.log()}"
+        names = [
+            name for name in ("x", "gain", "bias", "y") if name in arrays and not (name == "gain" and field is not None)
+        ]
+        behind = (1,) * (-case.spec.axes[-1] - 1)
+        tensors = [
+            Tensor(arrays[n].shape if n in "xy" else (*arrays[n].shape, *behind), arrays[n].dtype.name) for n in names
+        ]
+        status = attached.enqueue(tensors, [addresses[n] for n in names], stream)
+        return None if status == 0 else f"status {status}: {self._library.log()}"
+
+
+Route = ByKernels | ByPlugin
+
+
+def run(route: Route, memory: Cuda | Host, case: Case, graph: bool) -> str | None:
+    """Run a case; what is wrong, or None."""
     rng = np.random.default_rng(sum(case.shape))
     spec, x = case.spec, values(case, rng)
     dims = tuple(case.shape[axis] for axis in spec.axes)
     gain = rng.uniform(-2, 2, dims).astype(numpy_type(case.gain)) if spec.has_gain else None
     bias = rng.uniform(-1, 1, dims).astype(numpy_type(case.bias)) if spec.has_bias else None
-    problem = problem_of(spec, case.dtype, case.shape, case.gain, case.bias)
-    y = np.full(case.shape, np.nan, numpy_type(TYPES[problem.yType]))  # poison: every element must be written
+    # poison: every element of y must be written
+    y = np.full(case.shape, np.nan, numpy_type(spec.resolve(case.dtype).result_type))
+    arrays = {name: a for name, a in {"x": x, "gain": gain, "bias": bias, "y": y}.items() if a is not None}
+    answers: list[str | None] = []
     with contextlib.ExitStack() as stack:
-        for name, array in {"x": x, "y": y, "gain": gain, "bias": bias}.items():
-            if array is not None:
-                setattr(problem, name, stack.enter_context(memory.placed(array)))
-        status = _launch(kernels, memory, problem, graph)
-    if status is not None:
-        return status
+        addresses = {name: stack.enter_context(memory.placed(array)) for name, array in arrays.items()}
+
+        def launch(stream: int) -> None:
+            answers.append(route.launch(case, arrays, addresses, stream))
+
+        if graph:
+            memory.captured(launch)
+        else:
+            launch(0)
+            memory.finish()
+    if answers != [None]:
+        return str(answers)
     return judge(case, y.astype(np.float64), x, gain, bias)
 
 
-def _launch(kernels: Kernels, memory: Cuda | Host, problem: Any, graph: bool) -> str | None:
-    answers: list[str] = []
-    if graph:
-        memory.captured(lambda stream: answers.append(kernels.launch(problem, stream=stream)))
-    else:
-        answers.append(kernels.launch(problem))
-        memory.finish()
-    return None if answers == ["OK"] else f"status {answers}"
-
-
-def measure(library: Path, memory: Cuda | Host, draw: int, small: bool, graph: bool) -> dict[str, Any]:
-    """Runs the matrix; how many cases hold in each type, and the first that does not."""
-    kernels, start = Kernels(library), time.monotonic()
+def measure(route: Route, memory: Cuda | Host, draw: int, small: bool, graph: bool) -> dict[str, Any]:
+    """Run the matrix; how many cases hold in each type, and the first that does not."""
+    start = time.monotonic()
     counts: dict[str, int] = {}
     for dtype in TYPES:
         counts[dtype] = 0
-        for case in matrix(dtype, draw, small):
-            wrong = run(kernels, memory, case, False)
+        for case in map(route.case, matrix(dtype, draw, small)):
+            wrong = run(route, memory, case, False)
             if wrong is None and graph:  # after a plain launch: no kernel is then loaded during a capture
-                wrong = run(kernels, memory, case, True)
+                wrong = run(route, memory, case, True)
             if wrong is not None:
                 return {"ok": False, "held": counts, "failed": f"{case}: {wrong}"}
             counts[dtype] += 1
@@ -83,6 +140,7 @@ def main() -> int:
     """Runs the matrix on a library."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=Path)
+    parser.add_argument("--plugin", type=Path, metavar="HARNESS", help="the library is the TensorRT plugin's")
     parser.add_argument("--host", action="store_true", help="the library is the one that g++ compiled")
     parser.add_argument("--draw", type=int, default=60, help="how many random cases a type")
     parser.add_argument("--small", action="store_true", help="a sample, for a checker to watch")
@@ -90,7 +148,8 @@ def main() -> int:
     chosen = parser.parse_args()
     try:
         memory = Host() if chosen.host else Cuda()
-        result = measure(chosen.library, memory, chosen.draw, chosen.small, chosen.graph)
+        route = ByPlugin(chosen.library, chosen.plugin) if chosen.plugin else ByKernels(chosen.library)
+        result = measure(route, memory, chosen.draw, chosen.small, chosen.graph)
     except Unavailable as reason:
         result = {"ok": False, "unavailable": str(reason)}
     print(json.dumps(result))
