@@ -134,10 +134,10 @@ def _write_numerals_as_numbers(model: ir.Model) -> None:
     """torch names a dynamic dimension that the module turned out to fix by its size, "64": that is no symbol."""
     values = [*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)]
     for value in values:
-        for axis, size in enumerate(value.shape or ()):
-            name = None if isinstance(size, int) else size.value
-            if value.shape is not None and name is not None and name.isdecimal():
-                value.shape[axis] = int(name)
+        sizes = [size if isinstance(size, int) else size.value for size in value.shape or ()]
+        if any(isinstance(size, str) and size.isdecimal() for size in sizes):
+            # a shape of its own: torch shares some between values, and freezes them
+            value.shape = ir.Shape(int(s) if isinstance(s, str) and s.isdecimal() else s for s in sizes)
 
 
 def _name_apart(model: ir.Model) -> None:
