@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 from rmsnorm_onnx.errors import ExportError
 from rmsnorm_onnx.exporters.decisions import texts_watched
 from rmsnorm_onnx.exporters.example import default_shapes
-from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names, own_weight
+from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names, own_weight
 from rmsnorm_onnx.exporters.limits import limit_notes
 from rmsnorm_onnx.exporters.sizes import disagreement, other_inputs, outputs
 from rmsnorm_onnx.exporters.steps import step
@@ -42,7 +42,7 @@ def export_program(job: Job, opset: int) -> Routed:
     wished = [] if job.example is None else job.example.leaves
     fixed = _fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished])
     limits = limit_notes(program, [value.name or "" for value in model.graph.inputs])
-    return Routed(model, (*fixed, *limits, *texts, *buffer_notes(buffers)))
+    return Routed(model, (*fixed, *limits, *texts, *job.change_notes(buffers)))
 
 
 def _traced(job: Job) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
@@ -57,6 +57,7 @@ def _traced(job: Job) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     assert job.module is not None and job.example is not None
     with texts_watched() as reads:
         program = _trace(job.module, job.example)
+    job.restore()
     if not reads.doubts:
         return program, ()
     with step("running torch.export's program"):

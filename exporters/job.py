@@ -56,6 +56,14 @@ class Job:
         """The buffers that runs of the module's forward changed."""
         return [] if self.state is None else list(self.state.changed)
 
+    def change_notes(self, also: Iterable[str] = ()) -> tuple[str, ...]:
+        """One note for each buffer that forward changes, those that a route knows of first, and for each container."""
+        refilled = () if self.state is None else self.state.refilled
+        return (
+            *buffer_notes([*also, *self.changed]),
+            *(f"forward changes what {name} holds: the file computes with it as it was before" for name in refilled),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Routed:

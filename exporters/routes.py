@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -37,12 +37,14 @@ class Goal:
         consumer: As `rmsnorm_onnx.fuse` takes it.
         form: As `rmsnorm_onnx.fuse` takes it.
         route: The one route to take; None tries several.
+        remarks: What of a model's norms is not as in the module, each one sentence.
     """
 
     fuse: bool
     consumer: str
     form: str | None
     route: str | None = None
+    remarks: Callable[[ir.Model, FusionReport | None], Sequence[str]] = lambda model, report: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Made:
         report: What became of the norms; None where nothing was to.
         notes: Each one sentence.
         baked: How many dimensions the tracer baked in.
+        remarks: What of its norms is not as in the module, each one sentence.
     """
 
     model: ir.Model
@@ -62,6 +65,12 @@ class Made:
     report: FusionReport | None
     notes: tuple[str, ...]
     baked: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def flaws(self) -> tuple[int, int]:
+        """What another way may do better: baked dimensions, then norms."""
+        return self.baked, len(self.remarks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +101,7 @@ def run(job: Job, goal: Goal) -> Made:
     """Take the first way that leads to a whole model.
 
     Where torch.export finds that values decide what is computed, nothing is traced after it. A trace that holds sizes
-    of the example as numbers is the last resort.
+    of the example as numbers, or norms that are not found as their modules compute them, is the last resort.
 
     Raises:
         ExportError: none does; each is named with its step and the exporter's words, the first one first.
@@ -108,9 +117,9 @@ def run(job: Job, goal: Goal) -> Made:
             if way.name == "dynamo" and any(words in str(error) for words in _VALUES):
                 break  # a trace would hold what the example's values decide, and compute something else for others
             continue
-        if not made.baked:
+        if made.flaws == (0, 0):
             return _with_failures(made, failures, fallback)
-        fallback = fallback or made
+        fallback = made if fallback is None or made.flaws < fallback.flaws else fallback
     if fallback is not None:
         return _with_failures(fallback, failures, None)
     (_, first), *others = failures
@@ -121,14 +130,15 @@ def run(job: Job, goal: Goal) -> Made:
 def _with_failures(made: Made, failures: list[tuple[Way, ExportError]], passed_over: Made | None) -> Made:
     notes = [f"the route {way.name} failed: {error}" for way, error in failures]
     if passed_over is not None:
-        notes.append(f"not by {passed_over.route}: the tracer bakes in {passed_over.baked} of the dynamic dimensions")
+        baked = f"the tracer bakes in {passed_over.baked} of the dynamic dimensions"
+        notes.append(f"not by {passed_over.route}: {baked if passed_over.baked else passed_over.remarks[0]}")
     return dataclasses.replace(made, notes=(*made.notes, *notes))
 
 
 def _take(way: Way, job: Job, goal: Goal) -> Made:
     routed = way.export(job, way.opset)
     model, words, report = finish(routed.model, job.opset, goal, way.words)
-    return Made(model, words, report, routed.notes, routed.baked)
+    return Made(model, words, report, routed.notes, routed.baked, tuple(goal.remarks(model, report)))
 
 
 def finish(model: ir.Model, opset: int, goal: Goal, words: str) -> tuple[ir.Model, str, FusionReport | None]:

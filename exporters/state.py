@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rmsnorm_onnx.exporters.containers import containers, elements
+
 if TYPE_CHECKING:
     import torch
 
@@ -14,17 +16,21 @@ _OURS = ("forward", "training")
 class State:
     """The buffers and attributes of a module and of its parts, as they are when this is made.
 
-    Buffers, and tensors that are plain attributes, are copied; of other attributes the object alone is kept.
+    Buffers, and tensors that are plain attributes or lie in containers, are copied, and so is what lists, dictionaries,
+    sets and deques hold; of other attributes the object alone is kept.
 
     Args:
         module: The module; it is not changed here.
 
     Attributes:
         changed: The buffers, and plain tensors, that were changed whenever they were put back, by their full names.
+        refilled: The attributes whose containers were.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.changed: dict[str, None] = {}
+        self.refilled: dict[str, None] = {}
+        self._containers = list(containers(module))
         self._parts = [(name, part, dict(vars(part)), dict(part._buffers)) for name, part in module.named_modules()]
         tensors: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
         for name, _, attributes, buffers in self._parts:
@@ -32,6 +38,11 @@ class State:
                 if _is_plain(value):
                     full = f"{name}.{key}" if name else key
                     tensors.setdefault(id(value), (full, value, value.detach().clone()))
+        for container in self._containers:
+            pairs = elements(container.value)
+            for value in (item for _, item in pairs) if isinstance(container.value, dict) else pairs:
+                if _is_plain(value):
+                    tensors.setdefault(id(value), (container.name, value, value.detach().clone()))
         self._tensors = list(tensors.values())
 
     def restore(self) -> None:
@@ -47,6 +58,10 @@ class State:
             for key in [key for key in vars(part) if key not in attributes and key not in _OURS]:
                 del vars(part)[key]
             vars(part).update({key: value for key, value in attributes.items() if key not in _OURS})
+        for container in self._containers:
+            if not container.is_as_it_was():
+                self.refilled[container.name] = None
+                container.restore()
         with torch.no_grad():
             for name, tensor, value in self._tensors:
                 if not _same(tensor, value):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -152,7 +153,8 @@ def export(
                 state=state,
                 **names,
             )
-            made = routes.run(job, goal)
+            told = functools.partial(_remarks, module, norms or {})
+            made = routes.run(job, dataclasses.replace(goal, remarks=told))
     if optimize:
         with ONE_AT_A_TIME, quiet():
             made = dataclasses.replace(made, model=optimised(made.model))
@@ -162,6 +164,13 @@ def export(
             modelio.save(made.model, output)
     written = made.model.opset_imports[""]
     return ExportResult(made.model, written, made.route, made.report, (*made.notes, *remarks), paired)
+
+
+def _remarks(
+    module: torch.nn.Module, norms: Mapping[type, Any], model: ir.Model, report: FusionReport | None
+) -> list[str]:
+    """What of a model's norms is not as in the module."""
+    return pairing.pair(model, report, module, norms)[1]
 
 
 def _is_program(source: Any) -> bool:

@@ -22,7 +22,7 @@ from rmsnorm_onnx import modelio
 from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.exporters import sizes
 from rmsnorm_onnx.exporters.decisions import Watch
-from rmsnorm_onnx.exporters.job import Job, Routed, buffer_notes, check_written_names, own_weight
+from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names, own_weight
 from rmsnorm_onnx.exporters.steps import forward_replaced, step
 from rmsnorm_onnx.site import SCOPES_KEY
 
@@ -87,7 +87,7 @@ def export_traced(job: Job, opset: int) -> Routed:
         + (f"PyTorch takes no other ({survey.stuck[size]})" if size in survey.stuck else "the tracer bakes it in")
         for name, axis, size in tracer.dimensions(survey.baked | survey.stuck.keys())
     ]
-    buffers = buffer_notes(job.changed)
+    buffers = job.change_notes()
     baked = len(list(tracer.dimensions(survey.baked)))
     return Routed(
         model, (f"traced on the example: {checked}", *decided, *read.doubts, *survey.notes, *told, *buffers), baked

@@ -101,7 +101,12 @@ class ParityReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no norm was lost and every node that was run is within its bound; `unrun` has those that were not."""
+        """Whether no norm was lost, one at least was run where there are any, and each that was is within its bound.
+
+        `unrun` has those that were not run.
+        """
+        if self.sites and len(self.unrun) == len(self.sites):
+            return False
         return all(site.within is not False and not site.lost for site in self.sites)
 
     @property

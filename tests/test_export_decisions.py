@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -225,3 +227,61 @@ def test_running_a_module_leaves_it(how: str) -> None:
     assert not hasattr(module, "seen") and module.training
     for name, (identity, value) in before.items():
         assert id(getattr(module, name)) == identity and torch.equal(getattr(module, name), value)
+
+
+class Remembering(nn.Module):
+    """State in a list, a nested dictionary, a set or a deque, or in a container of the class."""
+
+    shared: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.norm, self.how = nn.RMSNorm(8), how
+        self.calls: list[float] = []
+        self.nested: dict[str, dict[str, torch.Tensor]] = {"first": {}}
+        self.queue: collections.deque[int] = collections.deque([1], maxlen=3)
+        self.seen: set[str] = set()
+        self.tensors = [torch.ones(8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "list":
+            self.calls.append(1.0)
+            return self.norm(x) + len(self.calls)
+        if self.how == "deque":
+            self.queue.append(5)
+            return self.norm(x) + sum(self.queue)
+        if self.how == "set":
+            self.seen.add("once")
+            return self.norm(x) * (1 + len(self.seen))
+        if self.how == "tensor":
+            self.tensors[0] += 1  # torch.export refuses it
+            return self.norm(x) * self.tensors[0]
+        place = self.nested["first"] if self.how == "dict" else Remembering.shared
+        if "mean" not in place:
+            place["mean"] = x.mean((0, 1)).detach()
+        return self.norm(x - place["mean"])
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize("how", ["list", "dict", "deque", "set", "class"])
+def test_containers_are_left_alone_and_named(how: str, opset: int) -> None:
+    """The file computes a first call on any values, the module holds what it held, and a note names the attribute."""
+    module, x = Remembering(how), torch.randn(2, 3, 8)
+    result = export(module, torch.zeros(2, 3, 8) + x * 0.1, opset=opset, form="primitive")
+    name = {"list": "calls", "dict": "nested", "deque": "queue", "set": "seen", "class": "shared"}
+    held = (module.calls, module.nested, list(module.queue), module.seen, Remembering.shared)
+    assert held == ([], {"first": {}}, [1], set(), {})
+    assert any(note.startswith("forward changes") and name[how] in note for note in result.notes)
+    expected = module(x).detach().numpy()
+    Remembering.shared.clear()
+    [y] = run(result.model, x.numpy())
+    np.testing.assert_allclose(y, expected, atol=np.sqrt(np.finfo(np.float32).eps) * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_tensors_in_containers_are_left_alone(opset: int) -> None:
+    """A tensor in a list that forward changes cannot be exported, and is as it was."""
+    module = Remembering("tensor")
+    with pytest.raises(ExportError, match="is mutated in the forward method"):
+        export(module, torch.randn(2, 3, 8), opset=opset)
+    assert torch.equal(module.tensors[0], torch.ones(8))
