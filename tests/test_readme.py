@@ -18,11 +18,12 @@ import onnx_ir as ir
 import pytest
 import transformers
 from checkpoints import SMALL
+from consumer_kit import table as cells
 from productions import FIELDS
 from test_roundings import table as roundings
 
 from rmsnorm_onnx import Declined, RMSNormSpec, find_rms_norms
-from rmsnorm_onnx.consumers import TABLE
+from rmsnorm_onnx.consumers import TABLE, Rule
 from rmsnorm_onnx.plugin.engine import installed
 from rmsnorm_onnx.site import DeclineCode
 from rmsnorm_onnx.spec import PRESETS
@@ -129,12 +130,19 @@ def declined() -> list[str]:
 
 def consumers() -> list[str]:
     """The table of consumers, as the code has it."""
-    lines = ["| `--for` | form | when | why |", "|---|---|---|---|"]
+    lines = ["| `--for` | form | when | evidence | why |", "|---|---|---|---|---|"]
     for name, rules in TABLE.items():
-        for rule in rules:
-            when = ", ".join([*rule.x_types, *([f"from {'.'.join(map(str, rule.since))}"] if rule.since else [])])
-            lines.append(f"| `{name}` | `{rule.form}` | {when or 'any type'} | {rule.why} |")
+        lines += [f"| `{name}` | `{r.form}` | {when(r)} | {r.evidence} | {r.why} |" for r in rules]
     return lines
+
+
+def when(rule: Rule) -> str:
+    """What a rule is for."""
+    parts = [", ".join(rule.x_types)] if rule.x_types else []
+    parts += ["a gain of x's type, not offset"] if rule.bare else []
+    parts += [f"{word} {'.'.join(map(str, v))}" for word, v in (("from", rule.since), ("before", rule.before)) if v]
+    parts += [f"opset {rule.newest_opset} and below"] if rule.newest_opset else []
+    return "; ".join(parts) or "any"
 
 
 def families() -> list[str]:
@@ -151,6 +159,7 @@ SECTIONS: Mapping[str, Callable[[], list[str]]] = {
     "recognised": recognised,
     "declined": declined,
     "consumers": consumers,
+    "cells": cells,
     "families": families,
     "roundings": roundings,
 }

@@ -43,13 +43,17 @@ m (TYPE[2,3,4] x) => (TYPE[2,3,4] y)
 
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize(("kind", "number"), [("float16", "10"), ("bfloat16", "16")])
-@pytest.mark.parametrize("consumer", ["any", "onnxruntime", "onnxruntime-cuda", "tensorrt:10.15", "tensorrt-plugin"])
+@pytest.mark.parametrize(
+    "consumer",
+    ["any", "onnxruntime", "onnxruntime-cuda", "tensorrt:10.15", "tensorrt-plugin", "openvino", "onnx-reference"],
+)
 def test_a_half_norm_settles_in_one_run(consumer: str, kind: str, number: str, opset: int) -> None:
     """Whatever form with whatever Casts a consumer gets, a second run changes nothing."""
     model = parse(HALF_ONCE.replace("TYPE", kind).replace("NUMBER", number), opset=opset)
     fused, first = rmsnorm_onnx.fuse(model, consumer=consumer)
     again, second = rmsnorm_onnx.fuse(fused, consumer=consumer)
-    assert (first.rewritten, second.rewritten) == (1, 0)
+    plain = consumer == "openvino" and opset < 23  # it gets plain operators there, which the model has
+    assert (first.rewritten, second.rewritten) == (0 if plain else 1, 0)
     assert (first.found, second.found) == (1, 1)
     assert model_bytes(again) == model_bytes(fused)
 
