@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.claims import proves_extent
-from rmsnorm_onnx.forms import Reading
+from rmsnorm_onnx.forms import Reading, plugin
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
 from rmsnorm_onnx.shapes import Shapes
@@ -199,10 +199,15 @@ class Placer:
                                                 "contrib")  # fmt: skip
 
     def _place(self, found: Found) -> tuple[Match, tuple[ir.Node, ...]] | None:
-        """The outermost graph in which one node can stand for the norm; never a body of ours."""
+        """The outermost graph in which one node can stand for the norm; never a body of ours.
+
+        A node of ours is a norm where it stands, whatever function is around it, unless that one's callers set what
+        it computes.
+        """
         calls = found.root.calls
         own_from = next((i for i, call in enumerate(calls) if call.domain == OWN_DOMAIN), len(calls))
-        for depth in range(own_from + 1):
+        first = own_from if own_from < len(calls) and _is_settled(calls[own_from]) else 0
+        for depth in range(first, own_from + 1):
             context = calls[:depth]
             output = self._lift(found.root, depth)
             if output is None or (depth < len(calls) and len(calls[depth].outputs) != 1):
@@ -280,6 +285,11 @@ class Placer:
             return None
         rank = None if match.x.shape is None else len(match.x.shape)
         return disagreement(match.node, match.spec, rank)
+
+
+def _is_settled(own: ir.Node) -> bool:
+    """Whether a node of ours says all by itself; a plugin's node is read by its fields, so that it always does."""
+    return plugin.is_ours(own) or not any(attribute.is_ref() for attribute in own.attributes.values())
 
 
 def _is_stranded(found: Found, output: ir.Value) -> bool:
