@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_onnx import __version__, terminal
+from rmsnorm_onnx import __version__, flags, terminal
 from rmsnorm_onnx.errors import RMSNormError, UsageError
 from rmsnorm_onnx.plugin import commands as plugin_commands
 
@@ -294,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = _command(commands, "inspect", _inspect, "list the norms of a model, and what was declined and why")
     inspect.add_argument("model", metavar="MODEL", help="an ONNX file")
-    _site_flags(inspect)
+    flags.add_site(inspect)
 
     fuse = _command(commands, "fuse", _fuse, "rewrite each norm to one operator")
     fuse.add_argument("model", metavar="MODEL", help="an ONNX file")
@@ -305,13 +305,13 @@ def _parser() -> argparse.ArgumentParser:
     fuse.add_argument(
         "--gain-attribute", action="store_true", help="keep constant gains in the nodes (forms function and plugin)"
     )
-    _rewrite_flags(fuse)
+    flags.add_rewrite(fuse)
 
     expand = _command(commands, "expand", _fuse, "write each norm as plain operators: fuse --form primitive")
     expand.add_argument("model", metavar="MODEL", help="an ONNX file")
     expand.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the result")
     expand.set_defaults(consumer="any", form="primitive", dry_run=False, gain_attribute=False)
-    _rewrite_flags(expand)
+    flags.add_rewrite(expand)
 
     verify = _command(commands, "verify", _verify, "measure each norm of a model against a float64 reference")
     verify.add_argument("model", metavar="MODEL", help="an ONNX file")
@@ -330,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--seed", type=int, help="of the inputs (default: 0)")
     verify.add_argument("--strict", action="store_true", help="exit 1 if a norm could not be run")
-    _pattern_flag(verify, "--only", "take sites that match")
+    flags.add_pattern(verify, "--only", "take sites that match")
 
     export = _command(commands, "export", _export, "export a PyTorch module, each norm as one operator")
     export.add_argument(
@@ -349,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--no-fuse", action="store_true", help="leave the norms as plain operators")
     _form_flags(export)
-    _report_flags(export)
+    flags.add_report(export)
 
     _command(commands, "doctor", _doctor, "show which packages are here, and which forms run in which types")
     plugin_commands.add(commands, _command, _print)
@@ -374,35 +374,6 @@ def _form_flags(command: argparse.ArgumentParser) -> None:
         "tensorrt[:version], tensorrt-plugin (default: any)",
     )
     command.add_argument("--form", metavar="FORM", help="write this form instead of the one chosen for the consumer")
-
-
-def _rewrite_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--allow-rounding-change",
-        action="store_true",
-        help="also rewrite where a rounding to a narrower type moves; each is listed",
-    )
-    command.add_argument("--opset", type=int, metavar="N", help="move the whole model to this opset, 13 or newer")
-    command.add_argument("--verify", action="store_true", help="measure each site; write only if all hold")
-    _site_flags(command)
-
-
-def _report_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--explain", metavar="NODE", help="tell everything about the site of this name")
-    command.add_argument(
-        "--strict", action="store_true", help="exit 1 if a candidate was declined, or a norm to be measured was not run"
-    )
-
-
-def _site_flags(command: argparse.ArgumentParser) -> None:
-    _report_flags(command)
-    _pattern_flag(command, "--only", "take sites that match")
-    _pattern_flag(command, "--skip", "leave sites that match")
-
-
-def _pattern_flag(command: argparse.ArgumentParser, flag: str, text: str) -> None:
-    text += " this glob on the name or the module; may be repeated"
-    command.add_argument(flag, metavar="PATTERN", action="append", default=[], help=text)
 
 
 if __name__ == "__main__":

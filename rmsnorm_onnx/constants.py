@@ -44,7 +44,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Pow": np.power,
 }
 _SAME = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand")
-_FOLDED = frozenset({*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice"})
+_FOLDED = frozenset({*_SAME, "Cast", "CastLike", "Gather", "Concat", "ConstantOfShape", "Slice", "Range"})
 
 
 _MOVES = frozenset({*_SAME, "Gather", "Concat", "Slice"})
@@ -170,6 +170,8 @@ class Constants:
             return None
         if node.op_type == "Shape":
             return self._shape(node, ref.calls)
+        if node.op_type == "Size":
+            return self._size(node, ref.calls)
         fold = _UNARY.get(node.op_type) or _BINARY.get(node.op_type)
         if fold is None and node.op_type not in _FOLDED:
             return None
@@ -203,6 +205,8 @@ class Constants:
                 return None if dtype is None or dtype == ir.DataType.STRING else first.astype(dtype.numpy())
             if kind in _SAME:
                 return self._same(kind, first, ref)
+            if kind == "Range":
+                return _range(inputs)
         return _gather_like(self._view, node, ref, inputs)
 
     def _cast_like(self, node: ir.Node, ref: Ref, first: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
@@ -229,6 +233,12 @@ class Constants:
             return None
         # What is known at run time only is kept as a mark, so that what is put together from it still folds.
         return np.array([self._mark(d) for d in shape], dtype=np.int64)
+
+    def _size(self, node: ir.Node, calls: tuple[ir.Node, ...]) -> np.ndarray[Any, Any] | None:
+        source = self._view.input(node, calls, 0)
+        shape = None if source is None else self._shape_of(source)
+        numbers = [d for d in shape or () if isinstance(d, int)]
+        return None if shape is None or len(numbers) < len(shape) else np.array(math.prod(numbers), dtype=np.int64)
 
 
 def _read(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any] | None:
@@ -281,6 +291,14 @@ def _binary(kind: str, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]
         return None
     result = _BINARY[kind](first, second.astype(first.dtype) if kind == "Pow" else second)
     return np.asarray(result).astype(first.dtype)
+
+
+def _range(bounds: list[np.ndarray[Any, Any] | None]) -> np.ndarray[Any, Any] | None:
+    """The integers of a Range, as ONNX's own body of a norm lists the axes from one to the rank."""
+    numbers = [int(b.reshape(-1)[0]) for b in bounds if b is not None and b.dtype.kind in "iu" and b.size == 1]
+    if len(numbers) != 3 or numbers[2] == 0 or len(range(*numbers)) > _EXTERNAL_LIMIT:
+        return None
+    return np.arange(*numbers, dtype=np.int64)
 
 
 def _gather_like(

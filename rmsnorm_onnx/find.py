@@ -12,6 +12,7 @@ from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.algebra import Algebra
 from rmsnorm_onnx.chain import chain, read_roundings
 from rmsnorm_onnx.claims import Claim, Claims
+from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.native import Native
 from rmsnorm_onnx.placement import Found, Placer
 from rmsnorm_onnx.product import X
@@ -221,8 +222,8 @@ class Finder:
     def _is_own(self, claim: Claim, accepted: dict[Ref, Claim]) -> bool:
         """Whether the last factor belongs to the norm.
 
-        A factor of 1 on what is a norm already does not, and a scalar on a value that others read too is theirs to
-        apply: the norm ends before it.
+        A factor of 1 on what is a norm already does not, unless it is the gain of a body of ours; and a scalar on a
+        value that others read too is theirs to apply: the norm ends before it.
         """
         node = claim.root.value.producer()
         assert node is not None
@@ -231,7 +232,7 @@ class Finder:
             if source is None or before is None or claim.product.opaques != before.product.opaques:
                 continue
             if claim.product.value == before.product.value:
-                return False
+                return any(call.domain == OWN_DOMAIN for call in claim.root.calls)
             return sole_user(self._view, source) is not None
         return True
 

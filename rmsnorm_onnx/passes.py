@@ -15,7 +15,7 @@ from rmsnorm_onnx import cleanup, dtypes, functions
 from rmsnorm_onnx.consumers import Choice, choose, parse_consumer, takes
 from rmsnorm_onnx.errors import UsageError
 from rmsnorm_onnx.find import find_rms_norms
-from rmsnorm_onnx.forms import FORMS
+from rmsnorm_onnx.forms import FORMS, contrib
 from rmsnorm_onnx.forms.onnx import SINCE as _NATIVE_SINCE
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.functions import FunctionLibrary
@@ -248,17 +248,16 @@ class _Rewriter:
         raised = match if spec is match.spec else dataclasses.replace(match, spec=spec)
         choice = self._choose(raised, opset)
         form, why = choice.form, choice.why
-        # No runtime takes these as they are.
-        mixed = match.stranded or (match.form == "onnx" and match.gain_type not in (None, match.x_type))
+        unloadable = _is_unloadable(match)
         gone = match.form == "onnx" and opset < _NATIVE_SINCE  # the model is on its way to an older opset
         if gone and (form is None or FORMS[form].refusal(raised, opset) is not None):
             form, why = "function", f"RMSNormalization exists from opset {_NATIVE_SINCE} on"
             choice = Choice(form, why)
-        if (match.form == form or self._serves(match)) and not mixed and not gone:
+        if (match.form == form or self._serves(match)) and not unloadable and not gone:
             return dataclasses.replace(found, action="kept", why=f"already in the form {match.form}")
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
-        only = _only_in_its_form(match)
+        only = _only_in_its_form(match, form)
         if only is not None:
             return dataclasses.replace(found, action="kept", why=only)
         refusal = FORMS[form].refusal(raised, opset)
@@ -347,9 +346,15 @@ class _Rewriter:
         self._replaced[old] = new
 
 
-def _only_in_its_form(match: Match) -> str | None:
-    """What of a native node no other form gives, in one sentence; None when there is nothing."""
-    if match.wide_gain:
+def _is_unloadable(match: Match) -> bool:
+    """Whether no runtime takes a node of ours or a native one as it is: by its types, or by its domain."""
+    mixed = match.form == "onnx" and match.spec.resolve(match.x_type).result_type != match.x_type
+    return match.stranded or mixed or (match.form == "contrib" and not contrib.loads(match.node))
+
+
+def _only_in_its_form(match: Match, form: str) -> str | None:
+    """What of a native node another one in `form` does not give, in one sentence; None when there is nothing."""
+    if match.wide_gain and form != match.form:
         return f"its scale also varies along axes that are not normalised, which only {match.form} holds"
     for index, output in enumerate(match.node.outputs):
         replaced = index == 0 or (index == _RESIDUAL_SUM and match.residual is not None)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.claims import proves_extent
-from rmsnorm_onnx.forms import Reading
+from rmsnorm_onnx.forms import Reading, plugin
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
 from rmsnorm_onnx.shapes import Shapes
@@ -112,8 +112,7 @@ class Placer:
         return proves_extent(shapes[0], shapes[1], reading.spec.axes, node) is not None
 
     def _type_at(self, value: ir.Value | None, calls: tuple[ir.Node, ...]) -> str | None:
-        ref = None if value is None else self._view.resolve(Ref(value, calls))
-        return None if ref is None else self._shapes.float_type(ref)
+        return self._type_of(None if value is None else self._view.resolve(Ref(value, calls)))
 
     def decline(self, refusal: Refusal, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
         """Keeps the reason why a candidate is no norm."""
@@ -199,10 +198,15 @@ class Placer:
                                                 "contrib")  # fmt: skip
 
     def _place(self, found: Found) -> tuple[Match, tuple[ir.Node, ...]] | None:
-        """The outermost graph in which one node can stand for the norm; never a body of ours."""
+        """The outermost graph in which one node can stand for the norm; never a body of ours.
+
+        A node of ours is a norm where it stands, whatever function is around it, unless that one's callers set what
+        it computes.
+        """
         calls = found.root.calls
         own_from = next((i for i, call in enumerate(calls) if call.domain == OWN_DOMAIN), len(calls))
-        for depth in range(own_from + 1):
+        first = own_from if own_from < len(calls) and _is_settled(calls[own_from]) else 0
+        for depth in range(first, own_from + 1):
             context = calls[:depth]
             output = self._lift(found.root, depth)
             if output is None or (depth < len(calls) and len(calls[depth].outputs) != 1):
@@ -217,13 +221,18 @@ class Placer:
         x = self._express(found.x, context)
         gain = None if found.gain is None else self._express(found.gain, context)
         bias = None if found.bias is None else self._express(found.bias, context)
-        stored = own and gain is None and found.gain is not None  # the gain is an attribute of the node
+        node = output.producer()
+        assert node is not None
+        spec = found.spec.resolve(found.x_type)
+        if own and gain is None and found.gain is not None:
+            gain = self._before_cast(found.gain, context, spec.gain_type)
+        if own and bias is None and found.bias is not None:
+            bias = self._before_cast(found.bias, context, spec.product_type(found.x_type))
+        stored = own and gain is None and found.gain is not None and "gain" in node.attributes
         if x is None or (found.gain is not None and gain is None and not stored):
             return None
         if found.bias is not None and bias is None:
             return None
-        node = output.producer()
-        assert node is not None
         notes = (*found.notes, *(("the gain is the node's tensor attribute",) if stored else ()))
         form = "primitive" if not own else "plugin" if "plugin_namespace" in node.attributes else "function"
         stranded = form == "function" and _is_stranded(found, output)
@@ -238,13 +247,24 @@ class Placer:
             bias=bias,
             output=output,
             x_type=found.x_type,
-            gain_type=None if found.gain is None else self._shapes.float_type(found.gain),
-            bias_type=None if found.bias is None else self._shapes.float_type(found.bias),
+            gain_type=self._type_at(gain, context) if not stored else _float_name(node.attributes["gain"]),
+            bias_type=self._type_at(bias, context),
             scope=self._view.scope(node),
             rounding_changes=found.changes,
             notes=notes,
             stranded=stranded,
         )
+
+    def _type_of(self, ref: Ref | None) -> str | None:
+        return None if ref is None else self._shapes.float_type(ref)
+
+    def _before_cast(self, ref: Ref, context: tuple[ir.Node, ...], dtype: str) -> ir.Value | None:
+        """What a body of ours is given for a gain or a bias that it rounds first: to the type that the spec says."""
+        node = ref.value.producer()
+        if node is None or onnx_op(node) != "Cast" or self._shapes.float_type(ref) != dtype:
+            return None
+        source = self._view.input(node, ref.calls, 0)
+        return None if source is None else self._express(source, context)
 
     def _lift(self, ref: Ref, depth: int) -> ir.Value | None:
         """A value of a function body as the output of the call at an outer level."""
@@ -280,6 +300,15 @@ class Placer:
             return None
         rank = None if match.x.shape is None else len(match.x.shape)
         return disagreement(match.node, match.spec, rank)
+
+
+def _float_name(attribute: ir.Attr) -> str | None:
+    return None if attribute.is_ref() else dtypes.float_name(attribute.as_tensor().dtype)
+
+
+def _is_settled(own: ir.Node) -> bool:
+    """Whether a node of ours says all by itself; a plugin's node is read by its fields, so that it always does."""
+    return plugin.is_ours(own) or not any(attribute.is_ref() for attribute in own.attributes.values())
 
 
 def _is_stranded(found: Found, output: ir.Value) -> bool:

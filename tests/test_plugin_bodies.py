@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from form_kit import SPECS, Site, write
 from onnx import helper
-from test_plugin_check import fields, good, norm, set_field
+from plugin_kit import fields, good, norm, set_field
 
 from rmsnorm_onnx import plugin
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN

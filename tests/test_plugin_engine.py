@@ -15,8 +15,8 @@ import onnx
 import pytest
 from form_kit import SPECS, Site, write
 from onnx import TensorProto, helper
+from plugin_kit import OUT_OF_RANGE, change_gain, good, in_branch, in_function, norm, set_field
 from test_cli import Run, run  # noqa: F401
-from test_plugin_check import OUT_OF_RANGE, change_gain, good, in_branch, in_function, norm, set_field
 
 from rmsnorm_onnx import plugin
 from rmsnorm_onnx.errors import CheckFailedError, PluginError, UsageError

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from form_kit import PLAIN, Site, write
 from onnx import TensorProto, helper
-from test_plugin_check import good
+from plugin_kit import good
 
 from rmsnorm_onnx import plugin
 from rmsnorm_onnx.errors import UsageError

@@ -27,7 +27,7 @@ from rmsnorm_onnx.forms.reading import (
     result,
     value_input,
 )
-from rmsnorm_onnx.site import DeclineCode, Declined, Match
+from rmsnorm_onnx.site import Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.writer import Writer
 
@@ -112,7 +112,7 @@ def read(node: ir.Node, types: TypeView) -> Reading | Declined | None:
     try:
         if node.op_type == OPERATOR and node.domain in ("", "ai.onnx", "com.microsoft"):
             return _read(node, types)
-        if node.op_type == SKIP_OPERATOR and node.domain == "com.microsoft":
+        if node.op_type == SKIP_OPERATOR and node.domain in ("", "ai.onnx", "com.microsoft"):
             return _read_skip(node, types)
     except Unreadable as problem:
         return problem.declined(node)
@@ -124,7 +124,7 @@ def _read(node: ir.Node, types: TypeView) -> Reading:
     axes = native.read_axes(node, types.shape(x))
     native.check_scale(types.shape(gain), types.shape(x), len(axes), "scale")
     notes: tuple[str, ...] = ()
-    if node.domain == "com.microsoft":
+    if not loads(node):
         notes = (f"onnxruntime knows {OPERATOR} in the default domain only; this node does not load",)
     spec = _spec(axes, native.read_epsilon(node, DEFAULT_EPSILON), x, gain, types)
     if native.is_one(gain):
@@ -136,15 +136,23 @@ def _read_skip(node: ir.Node, types: TypeView) -> Reading:
     x, skip, gain = (value_input(node, i, name) for i, name in enumerate(("input", "skip", "gamma")))
     if len(node.inputs) > 3 and node.inputs[3] is not None:
         raise Unreadable("it adds a bias to the sum before it normalises, which no form here writes")
-    if any(output.uses() for output in node.outputs[1:3]):
-        raise Unreadable("its mean or its 1 / rms is read, which no form here writes", DeclineCode.UNUSED)
     native.check_scale(types.shape(gain), types.shape(x), 1, "gamma")
     native.check_scale(types.shape(skip), types.shape(x), 1, "skip")
     spec = _spec((-1,), native.read_epsilon(node, DEFAULT_SKIP_EPSILON), x, gain, types)
     changes: tuple[str, ...] = ()
     if types.dtype(x) in ("float16", "bfloat16"):
         changes = (f"{SKIP_OPERATOR} normalises the sum before that is rounded to {types.dtype(x)}",)
-    return Reading(spec=spec, x=x, gain=gain, residual=skip, rounding_changes=changes)
+    notes: tuple[str, ...] = ()
+    if not loads(node):
+        notes = (f"onnxruntime knows {SKIP_OPERATOR} in the domain com.microsoft only; this node does not load",)
+    if native.is_one(gain):
+        return Reading(spec=spec.replace(has_gain=False), x=x, residual=skip, notes=notes, rounding_changes=changes)
+    return Reading(spec=spec, x=x, gain=gain, residual=skip, notes=notes, rounding_changes=changes)
+
+
+def loads(node: ir.Node) -> bool:
+    """Whether onnxruntime knows a node of these operators: each in one domain alone."""
+    return (node.domain == "com.microsoft") == (node.op_type == SKIP_OPERATOR)
 
 
 def _spec(axes: tuple[int, ...], epsilon: float, x: ir.Value, gain: ir.Value, types: TypeView) -> RMSNormSpec:

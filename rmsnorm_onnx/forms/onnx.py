@@ -85,6 +85,8 @@ def _read(node: ir.Node, types: TypeView) -> Reading:
         stated = "default" if attribute(node, "stash_type", ir.AttributeType.INT, 0) == 0 else "stated"
         notes.append(f"read with a float64 statistic: runtimes compute so, whatever the {stated} stash_type says")
         statistic = "float64"
+    elif not dtypes.holds(statistic, "float32"):
+        notes.append(f"stash_type says {statistic}, where squares overflow or vanish; every form takes float32 for it")
     spec = RMSNormSpec(
         axes=axes,
         epsilon=native.read_epsilon(node, DEFAULT_EPSILON),
@@ -98,6 +100,6 @@ def _read(node: ir.Node, types: TypeView) -> Reading:
         )
         wide = dtypes.wider(dtypes.wider(x_type, gain_type), "float32")
         spec = spec.replace(normalized_type=wide, gain_type=wide, result_type=gain_type)
-    elif native.is_one(gain):
+    if native.is_one(gain):
         return Reading(spec=spec.replace(has_gain=False), x=x, notes=tuple(notes))
     return Reading(spec=spec, x=x, gain=gain, notes=tuple(notes))

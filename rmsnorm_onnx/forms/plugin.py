@@ -119,7 +119,7 @@ def read(node: ir.Node, types: TypeView) -> Reading | Declined | None:
     A node is the plugin's when it says so: with our plugin_namespace in `trt.plugins`, or with any plugin field in the
     domain `rmsnorm_onnx`.
     """
-    if node.op_type != OPERATOR or not _is_ours(node):
+    if node.op_type != OPERATOR or not is_ours(node):
         return None
     try:
         return _read(node)
@@ -127,7 +127,8 @@ def read(node: ir.Node, types: TypeView) -> Reading | Declined | None:
         return problem.declined(node)
 
 
-def _is_ours(node: ir.Node) -> bool:
+def is_ours(node: ir.Node) -> bool:
+    """Whether a node says that it is the plugin's, rightly or not."""
     if node.domain == functions.DOMAIN:
         return any(name in node.attributes for name in ("plugin_version", "plugin_namespace", "statistic_type"))
     namespace = node.attributes.get("plugin_namespace")
