@@ -87,8 +87,8 @@ void logError(char const* where, char const* what) noexcept
     }
     catch (...)
     {
-        char brief[400];
-        std::snprintf(brief, sizeof(brief), "%s%s: %s", kLINE, where, what);
+        char brief[400]; // both, cut
+        std::snprintf(brief, sizeof(brief), "%s%.120s: %.200s", kLINE, where, what);
         say(brief);
         return;
     }

@@ -19,7 +19,7 @@ public:
 //! Takes the host's finder of loggers, whichever TensorRT it comes from. Null, or one whose class has no name, changes nothing.
 void setFinder(void* finder) noexcept;
 
-//! Logs one error. `where` is the method or the layer. Where there is no memory for the line, its beginning is logged.
+//! Logs one error. `where` is the method or the layer. Where there is no memory for the line, both are cut.
 void logError(char const* where, char const* what) noexcept;
 
 //! The result of `body`, or `otherwise` with a line in the log where it throws.
