@@ -189,7 +189,9 @@ def _shapes() -> Iterator[Fit]:
     unknown = "no size that an index can count"
     yield of((-1, 3, 16), (16,), later=True, words=unknown)
     yield of((2, 3, 16), (-1,), later=True, words=unknown)
-    yield Fit(unknown, PLAIN, (Tensor((4, 16), "float16"), Tensor((16,), "float16"), Tensor((-1, 16), "float16")), later=True)
+    yield Fit(
+        unknown, PLAIN, (Tensor((4, 16), "float16"), Tensor((16,), "float16"), Tensor((-1, 16), "float16")), later=True
+    )
     yield of((2**40, 2**40, 16), (16,), later=True, words="no size that an index can count")
     yield of((2**40, 2**17, 16), (16,), later=True, words="too many bytes")
 
