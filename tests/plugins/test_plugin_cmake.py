@@ -78,13 +78,18 @@ def test_the_headers_of_a_python_package(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_where_they_are_typed(tmp_path: Path) -> None:
-    """So are those of an environment's Python and of a folder with the headers."""
+    """Those of an environment's Python and of a folder with the headers hold also when the build configures again."""
     found = headers(tmp_path / "site" / "kernel_lens" / "include" / "tensorrt", VERSION["plain"])
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "python").symlink_to(sys.executable)
     (found.parents[1] / "__init__.py").write_text("")
     options = ["-DPython_EXECUTABLE=env/python"]
-    assert search(tmp_path, *options, PYTHONPATH=str(tmp_path / "site")) == f"FOUND 10.0 {found}"
+    environment = {"PYTHONPATH": str(tmp_path / "site")}
+    assert search(tmp_path, *options, **environment) == f"FOUND 10.0 {found}"
+    again = subprocess.run(
+        [cmake(), "."], cwd=tmp_path / "b", env=os.environ | environment, capture_output=True, text=True
+    )
+    assert f"-- FOUND 10.0 {found}\n" in again.stdout, again.stdout
     assert search(tmp_path, f"-DTENSORRT_INCLUDE_DIR={found.relative_to(tmp_path)}") == f"FOUND 10.0 {found}"
 
 
