@@ -9,7 +9,16 @@ namespace rmsnorm
 namespace
 {
 
-constexpr float kFLOAT16_OVERFLOW = 65520.0F; // the least number that rounds to infinity in float16
+//! The least number that rounds to infinity in a type; float32's own infinity for float32.
+float overflowOf(int32_t type)
+{
+    switch (type)
+    {
+    case RMSNORM_FLOAT16: return 65520.0F;
+    case RMSNORM_BFLOAT16: return 0x1.FFp127F;
+    default: return HUGE_VALF;
+    }
+}
 
 //! The narrowest type that holds both; the half types meet in float32.
 int32_t wider(int32_t a, int32_t b)
@@ -21,8 +30,7 @@ int32_t wider(int32_t a, int32_t b)
 bool zerosOverflow(RmsnormProblem const& p)
 {
     float const root = p.epsilonPlacement == RMSNORM_INSIDE ? std::sqrt(p.epsilon) : p.epsilon;
-    float const factor = 1.0F / root;
-    return std::isinf(factor) || (p.factorType == RMSNORM_FLOAT16 && factor >= kFLOAT16_OVERFLOW);
+    return 1.0F / root >= overflowOf(p.factorType);
 }
 
 //! Whether nothing is rounded between x * f and y but the normalised value, to x's type; what most models are.

@@ -35,7 +35,8 @@ bool hasValues(RmsnormProblem const& p)
 {
     bool const epsilon = std::isfinite(p.epsilon) && p.epsilon >= 0.0F;       // GUARD(true)
     bool const offset = std::isfinite(p.gainOffset);                          // GUARD(true)
-    bool const withGain = p.gainOffset == 0.0F || p.gain != nullptr;          // GUARD(true)
+    // An empty gain may have no memory.
+    bool const withGain = p.gainOffset == 0.0F || p.gain != nullptr || isEmpty(p); // GUARD(true)
     return epsilon && offset && withGain;
 }
 

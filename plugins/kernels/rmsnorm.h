@@ -49,7 +49,7 @@ typedef enum {
     RMSNORM_BAD_TYPE = -1,      /* a type or a placement that this library does not know */
     RMSNORM_BAD_SHAPE = -2,     /* negative, a leading count beyond d, or one with inner > 1 */
     RMSNORM_TOO_LARGE = -3,     /* the number of bytes does not fit in 63 bits */
-    RMSNORM_BAD_VALUE = -4,     /* epsilon negative or not finite; an offset not finite, or without a gain */
+    RMSNORM_BAD_VALUE = -4,     /* epsilon negative or not finite; an offset not finite, or without a gain and not empty */
     RMSNORM_NULL_POINTER = -5,  /* x or y is null and the tensor is not empty; or an argument is null */
     RMSNORM_MISALIGNED = -6,    /* a pointer is not a multiple of its element's size */
     RMSNORM_OVERLAP = -7,       /* y overlaps an input, other than being x itself in x's type */

@@ -3,11 +3,22 @@
 #   TENSORRT_INCLUDE_DIR and TENSORRT_ROOT, each a variable of CMake or of the environment; the system's folders; and the
 #   Python package kernel-lens, which carries them
 #
-# Sets TensorRTHeaders_FOUND, and the target TensorRT::Headers; or TensorRTHeaders_PROBLEM, a sentence.
+# Sets TensorRTHeaders_FOUND, and the target TensorRT::Headers; or TensorRTHeaders_PROBLEM, a sentence. TensorRTHeaders_NAMED
+# says whether one of the variables is set: then nothing else is looked at, and a problem is that of the named folder.
 set(TENSORRT_ROOT "" CACHE PATH "A folder with TensorRT's include/NvInferRuntime.h")
 set(TENSORRT_INCLUDE_DIR "" CACHE PATH "The folder of TensorRT's NvInferRuntime.h")
 set(TensorRTHeaders_FOUND FALSE)
 set(TensorRTHeaders_PROBLEM "")
+set(TensorRTHeaders_NAMED FALSE)
+foreach(folder IN ITEMS "${TENSORRT_INCLUDE_DIR}" "$ENV{TENSORRT_INCLUDE_DIR}" "${TENSORRT_ROOT}" "$ENV{TENSORRT_ROOT}")
+  if(folder)
+    set(TensorRTHeaders_NAMED TRUE)
+  endif()
+endforeach()
+# A path from the command line is relative to where that was typed; a type says that it is one.
+if(DEFINED Python_EXECUTABLE)
+  set(Python_EXECUTABLE "${Python_EXECUTABLE}" CACHE FILEPATH "The Python in which kernel-lens is looked up")
+endif()
 
 # What is named and has no headers is an error, not a reason to look elsewhere.
 function(_tensorrt_find result)
@@ -88,5 +99,7 @@ if(_tensorrt_include)
     message(STATUS "TensorRT ${_tensorrt_version} headers: ${_tensorrt_include}")
   endif()
 elseif(NOT TensorRTHeaders_PROBLEM)
-  set(TensorRTHeaders_PROBLEM "TensorRT's headers are not found: set TENSORRT_INCLUDE_DIR or TENSORRT_ROOT, or pip install kernel-lens")
+  set(TensorRTHeaders_PROBLEM
+      "TensorRT's headers are not found: set TENSORRT_INCLUDE_DIR or TENSORRT_ROOT, or pip install --no-deps kernel-lens and name \
+its Python: -DPython_EXECUTABLE=.venv/bin/python")
 endif()

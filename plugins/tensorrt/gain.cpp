@@ -73,13 +73,11 @@ void const* DeviceGain::onThisDevice()
     int device = 0;
     require(cudaGetDevice(&device), "finding the device");
     std::lock_guard<std::mutex> const lock(mMutex);
-    auto const found = mCopies.find(device);
-    if (found != mCopies.end()) // GUARD(false)
+    void*& copy = mCopies[device]; // first, so that no copy is lost where the host has no memory to note it
+    if (copy == nullptr) // GUARD(true)
     {
-        return found->second;
+        copy = upload();
     }
-    void* const copy = upload();
-    mCopies[device] = copy;
     return copy;
 }
 

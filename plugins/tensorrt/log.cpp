@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <string>
 
 namespace rmsnorm::plugin
 {
@@ -45,6 +46,24 @@ bool tell(char const* message)
     return false;
 }
 
+//! To the host's logger, or to stderr where it lends none or fails to.
+void say(char const* message) noexcept
+{
+    try
+    {
+        if (tell(message))
+        {
+            return;
+        }
+    }
+    catch (...)
+    {
+    }
+    std::fprintf(stderr, "%s\n", message);
+}
+
+constexpr char const* kLINE = "rmsnorm_onnx RMSNorm: ";
+
 } // namespace
 
 void setFinder(void* finder) noexcept
@@ -59,20 +78,21 @@ void setFinder(void* finder) noexcept
     gBareFinder = versioned ? nullptr : finder;
 }
 
-void logError(std::string const& where, std::string const& what) noexcept
+void logError(char const* where, char const* what) noexcept
 {
+    std::string message;
     try
     {
-        std::string const message = "rmsnorm_onnx RMSNorm: " + where + ": " + what;
-        if (!tell(message.c_str()))
-        {
-            std::fprintf(stderr, "%s\n", message.c_str());
-        }
+        message = std::string(kLINE) + where + ": " + what;
     }
     catch (...)
     {
-        std::fputs("rmsnorm_onnx RMSNorm: an error, and no memory to tell it\n", stderr);
+        char brief[400]; // both, cut
+        std::snprintf(brief, sizeof(brief), "%s%.120s: %.200s", kLINE, where, what);
+        say(brief);
+        return;
     }
+    say(message.c_str());
 }
 
 } // namespace rmsnorm::plugin

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <exception>
+#include <new>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace rmsnorm::plugin
@@ -19,8 +19,8 @@ public:
 //! Takes the host's finder of loggers, whichever TensorRT it comes from. Null, or one whose class has no name, changes nothing.
 void setFinder(void* finder) noexcept;
 
-//! Logs one error. `where` is the method or the layer.
-void logError(std::string const& where, std::string const& what) noexcept;
+//! Logs one error. `where` is the method or the layer. Where there is no memory for the line, both are cut.
+void logError(char const* where, char const* what) noexcept;
 
 //! The result of `body`, or `otherwise` with a line in the log where it throws.
 template <typename T, typename F>
@@ -29,6 +29,10 @@ T guarded(char const* where, T otherwise, F&& body) noexcept
     try
     {
         return std::forward<F>(body)();
+    }
+    catch (std::bad_alloc const&)
+    {
+        logError(where, "the host is out of memory");
     }
     catch (std::exception const& problem)
     {

@@ -1,5 +1,6 @@
 #include "plugin.h"
 
+#include "check.h"
 #include "log.h"
 #include "tensors.h"
 
@@ -151,6 +152,10 @@ int32_t Plugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc cons
             throw Refused("a list of tensors is null");
         }
         RmsnormProblem p = problemOf(fields(), inputDesc, outputDesc[0]);
+        if (isEmpty(p)) // GUARD(false): no memory has to be there
+        {
+            return kDONE;
+        }
         p.x = inputs[0];
         p.y = outputs[0];
         p.gain = fields().gainIsField ? mGain : fields().hasGain ? inputs[1] : nullptr;

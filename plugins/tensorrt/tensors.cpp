@@ -26,6 +26,13 @@ int32_t typeOf(DataType type)
     }
 }
 
+//! Whether a gain that is a field is of x's type or float32, as one that is an input must be.
+bool allowsGainField(Fields const& fields, int32_t xType)
+{
+    bool const fits = fields.gainStorage == xType || fields.gainStorage == RMSNORM_FLOAT32; // GUARD(true)
+    return !fields.gainIsField || fits;
+}
+
 std::string nameOf(DataType type)
 {
     int32_t const known = typeOf(type);
@@ -133,6 +140,21 @@ void checkSizes(Fields const& fields, Dims const& x)
     }
 }
 
+//! y: x's dimensions.
+void checkResult(Dims const& y, Dims const& x)
+{
+    bool same = y.nbDims == x.nbDims;
+    for (int32_t i = 0; same && i < x.nbDims; ++i)
+    {
+        bool const fits = y.d[i] == x.d[i] || y.d[i] < 0 || x.d[i] < 0; // GUARD(true)
+        same = fits;
+    }
+    if (!same) // GUARD(false)
+    {
+        throw Refused("y has the shape " + textOf(y) + " for x of " + textOf(x) + ", and it must have x's");
+    }
+}
+
 void checkLinear(char const* name, PluginTensorDesc const& desc)
 {
     if (desc.format != TensorFormat::kLINEAR) // GUARD(false)
@@ -164,7 +186,7 @@ bool allowsType(Fields const& fields, int32_t pos, DataType type, DataType x)
     bool const known = xType >= 0; // GUARD(true)
     // A statistic in x's own type is computed only where that is float32.
     bool const statistic = fields.statisticType != kTYPE_OF_X || xType == RMSNORM_FLOAT32; // GUARD(true)
-    if (!known || !statistic)
+    if (!known || !statistic || !allowsGainField(fields, xType))
     {
         return false;
     }
@@ -180,6 +202,11 @@ void checkInputTypes(Fields const& fields, DataType const* types)
     if (typeOf(types[0]) < 0) // GUARD(false)
     {
         throw Refused("x is " + nameOf(types[0]) + ", and it must be float32, float16 or bfloat16");
+    }
+    if (!allowsGainField(fields, typeOf(types[0]))) // GUARD(false)
+    {
+        throw Refused(std::string("field gain: it is ") + typeName(fields.gainStorage) + " for x in "
+            + nameOf(types[0]) + ", and it must be of x's type or float32");
     }
     if (!allowsType(fields, 0, types[0], types[0])) // GUARD(false)
     {
@@ -237,6 +264,7 @@ void checkTensors(Fields const& fields, PluginTensorDesc const* const* in, Plugi
     {
         checkVector(fields, i, in[i]->dims, x);
     }
+    checkResult(out.dims, x);
     checkSizes(fields, x);
 }
 
@@ -248,6 +276,11 @@ RmsnormProblem problemOf(Fields const& fields, PluginTensorDesc const* in, Plugi
         list[i] = &in[i];
     }
     checkTensors(fields, list, out);
+    for (int32_t i = 0; i < fields.inputs(); ++i)
+    {
+        product(in[i].dims, 0, in[i].dims.nbDims); // GUARD(drop)
+    }
+    product(out.dims, 0, out.dims.nbDims); // GUARD(drop)
     Dims const& x = in[0].dims;
     Range const range = rangeOf(fields, x.nbDims);
     int32_t const xType = typeOf(in[0].type);

@@ -15,7 +15,7 @@ void checkCounts(Fields const& fields, int32_t inputs, int32_t outputs);
 //! Whether the type of tensor `pos` (inputs first, then the output) fits those before it.
 bool allowsType(Fields const& fields, int32_t pos, nvinfer1::DataType type, nvinfer1::DataType x);
 
-//! \throws Refused where an input's type is none that the plugin computes with.
+//! \throws Refused where an input's type, or that of a gain that is a field, is none that the plugin computes with.
 void checkInputTypes(Fields const& fields, nvinfer1::DataType const* types);
 
 //! y's type.
@@ -31,7 +31,7 @@ void checkTensors(Fields const& fields, nvinfer1::PluginTensorDesc const* const*
 
 //! The launch, without its pointers.
 //!
-//! \throws Refused where the gain or the bias has not one value for each normalised element.
+//! \throws Refused as checkTensors() does, and where a dimension is not known.
 RmsnormProblem problemOf(
     Fields const& fields, nvinfer1::PluginTensorDesc const* in, nvinfer1::PluginTensorDesc const& out);
 

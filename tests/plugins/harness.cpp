@@ -16,11 +16,16 @@ using namespace nvinfer1;
 namespace
 {
 
-std::string gLog;
+//! With room for what a test logs: noting a line takes no memory, for the line may be that there is none.
+std::string gLog = [] {
+    std::string log;
+    log.reserve(1 << 16);
+    return log;
+}();
 
 void note(char const* message)
 {
-    gLog += std::string(message) + "\n";
+    gLog.append(message).append("\n");
 }
 
 size_t give(std::string const& text, char* to, size_t size)

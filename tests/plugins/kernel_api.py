@@ -59,6 +59,7 @@ ALLOWED: tuple[Mapping[str, float | None], ...] = (
     {"gain": None, "bias": None},
     {"x": None, "y": None, "outer": 0},
     {"x": None, "y": None, "d": 0},
+    {"x": None, "y": None, "d": 0, "gain": None, "gainOffset": 1.0},
     {"x": None, "y": None, "inner": 0},
 )
 """What a good problem may have."""

@@ -77,6 +77,12 @@ def plugin_on_cpu(flags: Sequence[str] = (), changed: Mapping[str, str] | None =
     return _compile("plugin", texts | dict(changed or {}), units, flags, link)
 
 
+def out_of_memory() -> Path:
+    """The library that makes `new` fail on demand, to be preloaded."""
+    path = SHIM / "out_of_memory.cpp"
+    return _compile("out-of-memory", {path.name: path.read_text()}, [path.name])
+
+
 def harness() -> Path:
     """The library that drives a plugin's library by its entry points."""
     files = [HERE / "harness.h", HERE / "harness.cpp", TENSORRT / "finder.h"]

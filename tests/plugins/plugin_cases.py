@@ -135,7 +135,13 @@ def _misfit(library: Library, plugin: Plugin, fit: Fit) -> str | None:
             return f"{name}: status {status}, {log!r}"
     if plugin.workspace(*fit.tensors, outputs=fit.outputs) != 0:
         return "it asks for a workspace"
-    return None if fit.words and not fit.later else _unlike(plugin, fit, types)
+    if not fit.words or fit.later:
+        return _unlike(plugin, fit, types)
+    # A type that the question for y's type refuses has no format either.
+    refused = fit.outputs == 1 and plugin.output_type(*types) is None
+    supported = refused and all(plugin.supports(*fit.tensors))
+    library.log()
+    return "types that are refused are supported" if supported else None
 
 
 def _unlike(plugin: Plugin, fit: Fit, types: list[str]) -> str | None:
@@ -148,10 +154,11 @@ def _unlike(plugin: Plugin, fit: Fit, types: list[str]) -> str | None:
             return f"tensor {at} in another format is supported"
         for name in ("int8", "float16", "bfloat16"):
             other = [dataclasses.replace(t, type=name if i == at else t.type) for i, t in enumerate(fit.tensors)]
+            gain = None if fit.gain is None else fit.gain.dtype.name
             same = (
                 name == fit.tensors[at].type
                 or (0 < at < len(types) and name == types[0])
-                or (at == 0 and name != "int8")
+                or (at == 0 and name != "int8" and gain in (None, "float32", name))
             )
             if plugin.supports(*other)[at] != same:
                 return f"tensor {at} as {name}: supported is {not same}"

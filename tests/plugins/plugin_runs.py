@@ -145,6 +145,25 @@ def _failures(library: Library) -> Iterator[str]:
             yield f"call {call} of CUDA's fails: the allocation stays"
 
 
+def _empty(library: Library, plugin: Plugin, biased: Plugin, fielded: Plugin) -> Iterator[str]:
+    """Empty tensors have no memory, and nothing is to be done."""
+    offset = library.create(fields_of(PLAIN.replace(gain_offset=1.0)))
+    assert offset is not None, library.log()
+    rows, none = Tensor((0, 16), "float32"), Tensor((2, 0), "float32")
+    full, bare = Tensor((16,), "float32"), Tensor((0,), "float32")
+    for p, tensors in (
+        (plugin, [rows, full, rows]),
+        (plugin, [none, bare, none]),
+        (offset, [none, bare, none]),
+        (biased, [rows, full, full, rows]),
+        (biased, [none, bare, bare, none]),
+        (fielded, [rows, rows]),
+    ):
+        status, log = p.enqueue(tensors, [None] * len(tensors)), library.log()
+        if status != 0 or log:
+            yield f"an empty tensor is not done without a launch: {tensors}, status {status}, {log!r}"
+
+
 def wrong_launches(library: Library) -> Iterator[str]:
     """What is wrong with launches that cannot succeed."""
     x = np.ones((2, 16), np.float32)
@@ -172,6 +191,7 @@ def wrong_launches(library: Library) -> Iterator[str]:
         yield f"a launch that CUDA refuses: status {status}, {log!r}"
     if library.lib.harnessEnqueue(plugin.address, None, None, None, None, None) == 0 or "is null" not in library.log():
         yield "lists that are null are taken"
+    yield from _empty(library, plugin, biased, fielded)
     # TensorRT may time a plugin that it attached to no context.
     if fielded.shape_change(t, t) != 0 or fielded.enqueue([t, t], [at[0], at[2]]) != 0:
         yield f"a change of shape does not put the gain on the device: {library.log()}"

@@ -125,7 +125,15 @@ def fits() -> Iterator[Fit]:
                 f"y is {wrong.type}, and its fields ask for {result}", PLAIN.replace(result_type=result), (x, w, wrong)
             )
         yield Fit("", PLAIN, (x, x), gain=GAIN)
-        yield Fit("", PLAIN.replace(has_bias=True), (x, w, x), gain=GAIN.astype(np.float16))
+        yield Fit("", PLAIN.replace(has_bias=True), (x, w, x), gain=GAIN.astype(numpy_type(dtype)))
+        for stored in TYPES:
+            if stored not in (dtype, "float32"):
+                yield Fit(
+                    f"field gain: it is {stored} for x in {dtype}, and it must be of x's type or float32",
+                    PLAIN,
+                    (x, x),
+                    gain=GAIN.astype(numpy_type(stored)),
+                )
     yield from _shapes()
     yield from _wrong_types()
 
@@ -175,7 +183,15 @@ def _shapes() -> Iterator[Fit]:
     )
     yield of((2, 3, 4), spec=two, gain=GAIN, words=count)
     yield of((2, 3, 16), (16,), spec=PLAIN.replace(leading=17), words="field leading: it is 17 for x of [2, 3, 16]")
-    yield of((-1, 3, 16), (16,), later=True, words="no size that an index can count")
+    for y in ((1, 16), (4, 8), (4, 16, 1), (16,), (), (-1, 8)):
+        words = f"y has the shape [{', '.join(map(str, y))}] for x of [4, 16], and it must have x's"
+        yield Fit(words, PLAIN, (Tensor((4, 16), "float16"), Tensor((16,), "float16"), Tensor(y, "float16")))
+    unknown = "no size that an index can count"
+    yield of((-1, 3, 16), (16,), later=True, words=unknown)
+    yield of((2, 3, 16), (-1,), later=True, words=unknown)
+    yield Fit(
+        unknown, PLAIN, (Tensor((4, 16), "float16"), Tensor((16,), "float16"), Tensor((-1, 16), "float16")), later=True
+    )
     yield of((2**40, 2**40, 16), (16,), later=True, words="no size that an index can count")
     yield of((2**40, 2**17, 16), (16,), later=True, words="too many bytes")
 

@@ -40,14 +40,19 @@ def headers(folder: Path, version: str) -> Path:
     return folder
 
 
-def search(folder: Path, *options: str, **environment: str) -> str:
-    """What the search says, on a system that has no TensorRT of its own."""
-    (folder / "CMakeLists.txt").write_text(PROJECT)
+def configured(folder: Path, project: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A project configured in its folder, on a system that has no TensorRT of its own."""
+    (folder / "CMakeLists.txt").write_text(project)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TENSORRT_")}
     system = ["-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", "-DCMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF"]
     system.append("-DCMAKE_MAKE_PROGRAM=/bin/true")  # nothing is built
-    command = [cmake(), "-S", str(folder), "-B", str(folder / "b"), *system, f"-DPython_EXECUTABLE={sys.executable}"]
-    answer = subprocess.run([*command, *options], env=kept | environment, capture_output=True, text=True)
+    command = [cmake(), "-S", ".", "-B", "b", *system, f"-DPython_EXECUTABLE={sys.executable}"]
+    return subprocess.run([*command, *options], cwd=folder, env=kept | environment, capture_output=True, text=True)
+
+
+def search(folder: Path, *options: str, **environment: str) -> str:
+    """What the search says."""
+    answer = configured(folder, PROJECT, *options, **environment)
     assert answer.returncode == 0, answer.stderr
     (line,) = re.findall(r"^-- ((?:FOUND|PROBLEM) .*)$", answer.stdout, re.MULTILINE)
     return str(line)
@@ -72,6 +77,22 @@ def test_the_headers_of_a_python_package(tmp_path: Path) -> None:
     assert search(tmp_path, PYTHONPATH=str(package.parent)) == f"FOUND 10.0 {found}"
 
 
+def test_paths_are_relative_to_where_they_are_typed(tmp_path: Path) -> None:
+    """Those of an environment's Python and of a folder with the headers hold also when the build configures again."""
+    found = headers(tmp_path / "site" / "kernel_lens" / "include" / "tensorrt", VERSION["plain"])
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "python").symlink_to(sys.executable)
+    (found.parents[1] / "__init__.py").write_text("")
+    options = ["-DPython_EXECUTABLE=env/python"]
+    environment = {"PYTHONPATH": str(tmp_path / "site")}
+    assert search(tmp_path, *options, **environment) == f"FOUND 10.0 {found}"
+    again = subprocess.run(
+        [cmake(), "."], cwd=tmp_path / "b", env=os.environ | environment, capture_output=True, text=True
+    )
+    assert f"-- FOUND 10.0 {found}\n" in again.stdout, again.stdout
+    assert search(tmp_path, f"-DTENSORRT_INCLUDE_DIR={found.relative_to(tmp_path)}") == f"FOUND 10.0 {found}"
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -92,19 +113,57 @@ def test_headers_that_do_not_do(option: str, words: str, tmp_path: Path) -> None
     assert search(tmp_path, option).startswith(f"PROBLEM {words}")
 
 
+PLUGIN = f"""
+cmake_minimum_required(VERSION 3.24)
+project(plugin LANGUAGES NONE)
+add_subdirectory({TENSORRT} p)
+"""
+
+
+def asked(folder: Path, value: str, *options: str, **environment: str) -> tuple[bool, str]:
+    """Whether the plugin's own folder is configured without headers, and what the user sees beside the status lines."""
+    option = f"-DRMSNORM_ONNX_TENSORRT={value}"
+    answer = configured(folder, PLUGIN, option, "-DPython_EXECUTABLE=/bin/false", *options, **environment)
+    return answer.returncode == 0, " ".join(answer.stderr.split())
+
+
+@pytest.mark.parametrize("variable", ("TENSORRT_ROOT", "TENSORRT_INCLUDE_DIR"))
+@pytest.mark.parametrize("by_environment", (False, True))
+def test_a_named_folder_without_headers_is_an_error(variable: str, by_environment: bool, tmp_path: Path) -> None:
+    """Whoever names a folder asks for the plugin: it is not left out, and the line names the folder and the mend."""
+    options = [] if by_environment else [f"-D{variable}=/nowhere"]
+    environment = {variable: "/nowhere"} if by_environment else {}
+    done, said = asked(tmp_path, "AUTO", *options, **environment)
+    assert not done and f"{variable} is /nowhere, which has no" in said
+    assert "Name another folder, or leave the plugin out: -DRMSNORM_ONNX_TENSORRT=OFF" in said
+
+
+def test_a_named_folder_with_old_headers_is_an_error(tmp_path: Path) -> None:
+    """So is one whose headers are those of TensorRT 8."""
+    old = headers(tmp_path / "old", VERSION["old"])
+    done, said = asked(tmp_path, "AUTO", f"-DTENSORRT_INCLUDE_DIR={old}")
+    assert not done and "TensorRT 8.6 in" in said and "is too old" in said
+
+
+def test_the_option_without_headers(tmp_path: Path) -> None:
+    """ON stops with the reason; AUTO goes on without the plugin, and warns with the reason and the mend."""
+    mend = "or pip install --no-deps kernel-lens and name its Python: -DPython_EXECUTABLE=.venv/bin/python"
+    reason = f"TensorRT's headers are not found: set TENSORRT_INCLUDE_DIR or TENSORRT_ROOT, {mend}"
+    done, said = asked(tmp_path, "ON")
+    assert not done and f"RMSNORM_ONNX_TENSORRT is ON. {reason}" in said
+    done, said = asked(tmp_path, "AUTO")
+    assert done and "CMake Warning" in said and f"The TensorRT plugin is left out. {reason}" in said
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("value", ("ON", "AUTO"))
-def test_the_option_without_headers(value: str, tmp_path: Path) -> None:
-    """ON stops with the reason; AUTO goes on without the plugin, and says so."""
+def test_the_whole_project_without_the_plugin(tmp_path: Path) -> None:
+    """A wrong folder stops it; OFF configures the kernels alone."""
     assert nvcc()
-    command = [cmake(), "-S", str(ROOT), "-B", str(tmp_path), f"-DRMSNORM_ONNX_TENSORRT={value}"]
-    answer = subprocess.run([*command, "-DTENSORRT_ROOT=/nowhere"], capture_output=True, text=True)
-    said = " ".join((answer.stdout + answer.stderr).split())
-    reason = "TENSORRT_ROOT is /nowhere, which has no include/NvInferRuntime.h"
-    if value == "ON":
-        assert answer.returncode != 0 and f"RMSNORM_ONNX_TENSORRT is ON. {reason}" in said
-    else:
-        assert answer.returncode == 0 and f"The TensorRT plugin is left out. {reason}" in said
+    command = [cmake(), "-S", str(ROOT), "-B", str(tmp_path), "-DTENSORRT_ROOT=/nowhere"]
+    wrong = subprocess.run(command, capture_output=True, text=True)
+    assert wrong.returncode != 0 and "TENSORRT_ROOT is /nowhere" in " ".join(wrong.stderr.split())
+    off = subprocess.run([*command, "-DRMSNORM_ONNX_TENSORRT=OFF"], capture_output=True, text=True)
+    assert off.returncode == 0 and "TensorRT" not in off.stderr
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import plugin_cases
+import plugin_memory
 import plugin_runs
 import plugin_tables
 import pytest
 from kernel_build import SANITIZE, compiler
-from plugin_build import harness, plugin_on_cpu
+from plugin_build import harness, out_of_memory, plugin_on_cpu
 from plugin_call import SILENT, VERSIONED, Library, fields_of
 
 from rmsnorm_onnx.forms.plugin import FIELDS, NAMESPACE, OPERATOR, VERSION
@@ -90,6 +91,15 @@ def test_launches(library: Library) -> None:
     A gain that is a field is copied once a device, when a context is made, also during a capture, and freed at the end.
     """
     assert list(plugin_runs.wrong_runs(library)) == []
+
+
+def test_without_memory_a_call_fails_and_says_so() -> None:
+    """Whichever allocation fails, the process goes on: the call fails with one line, and nothing stays allocated."""
+    command = [sys.executable, str(Path(plugin_memory.__file__)), str(plugin_on_cpu()), str(harness())]
+    environment = os.environ | {"LD_PRELOAD": str(out_of_memory())}
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr[-4000:]
+    assert "all calls hold" in checked.stdout
 
 
 @pytest.mark.full

@@ -16,7 +16,11 @@ struct Copy
     size_t count;
 };
 
-std::vector<Copy> gCopies;
+std::vector<Copy> gCopies = [] {
+    std::vector<Copy> copies;
+    copies.reserve(64); // CUDA's runtime throws nothing, whether there is memory or not
+    return copies;
+}();
 int gCalls = 0;
 int gLive = 0;
 int gDevice = 0;
@@ -91,6 +95,10 @@ cudaError_t cudaMalloc(void** memory, size_t size)
 
 cudaError_t cudaFree(void* memory)
 {
+    if (memory == nullptr)
+    {
+        return cudaSuccess;
+    }
     // A free that fails would be a leak: the standin's never does, other than during a capture.
     if (gCapturing && gMode != cudaStreamCaptureModeRelaxed)
     {
