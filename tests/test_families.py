@@ -113,11 +113,17 @@ def test_form_that_no_spec_says_is_unknown() -> None:
     assert norms(module, strict=False) == [] and len(unknown(module)) == 1
 
 
+CHUNKED = ("mamba2", "qwen3-next")
+"""They cut a text into chunks, whose number is in the file."""
+
+
 def check(name: str, opset: int, dtype: str, folder: Path) -> Row:
     """The whole chain on one model: every norm found as its module has it, rewritten, verified, loaded and run."""
     model = build(name, dtype)
     row = measure_tiny(model, opset, folder)
-    assert (row.found, row.differences, row.notes) == (len(model.norms), (), ())
+    limits = [note for note in row.notes if "is limited to" in note]
+    assert (row.found, row.differences, [n for n in row.notes if n not in limits]) == (len(model.norms), (), [])
+    assert bool(limits) == (name in CHUNKED and opset >= 18)
     assert row.valid and row.opset == opset and row.within and row.ok
     assert row.reasons.get("layer-norm", 0) >= row.layer_norms
     late = sum(norm.late_factor != 1.0 for norm in model.norms)
