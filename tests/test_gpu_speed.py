@@ -129,6 +129,34 @@ def test_slow_hosts() -> None:
     assert speed.WAIT_CYCLES >= 1_000_000
 
 
+def test_a_turn_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device waits before the first event of a turn, and the call lies alone between the two events."""
+    order: list[str] = []
+
+    class Event:
+        """An event that knows when it was recorded: by the number of things done before it, in milliseconds."""
+
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = -1
+
+        def record(self) -> None:
+            self.at = len(order)
+            order.append("event")
+
+        def synchronize(self) -> None:
+            order.append("waited for")
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append(f"wait {cycles}"), raising=False)
+    device, host, waited = speed._cuda_turn(lambda x, y: order.extend("abc"), None, None)
+    wait = f"wait {speed.WAIT_CYCLES}"
+    assert order == ["event", wait, "event", "a", "b", "c", "event", "waited for"]
+    assert (device, waited) == (4000.0, 2000.0) and host > 0
+
+
 def test_a_peer_that_fails_in_a_turn() -> None:
     """A peer that raises while it is timed is named; what ours raises there is ours to answer for."""
 
