@@ -5,7 +5,8 @@
 Stages, each with its share of the budget: build; parity, the matrix in three types against the float64 oracle; plugin,
 the same through the TensorRT plugin's enqueue; graph, each launch of a sample captured into a CUDA graph; speed;
 memcheck and racecheck, a sample under compute-sanitizer where the machine allows it; plot. The results are written
-after every stage and every timed size. It exits 1 when a number is wrong, 4 when a tool or the GPU is missing.
+after every stage and every timed size. A stage is `ok`, or not and says what `failed`, or `unrun` and says why: what it
+needs is not there, and nothing was launched. It exits 1 when a stage failed, 4 when a tool or the GPU is missing.
 `--rehearse` runs all that can be run without a GPU, on the kernels as g++ compiles them: its times mean nothing.
 """
 
@@ -30,10 +31,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "plugins"), str(HERE)]
 
-VERSION = 1
+from words import in_words  # noqa: E402
+
+VERSION = 2
 """Version of the results."""
 
-BUILD = Path("build/gpu")
+UNAVAILABLE, CHECKER_ERRORS = 4, 99
+"""Exit codes: parity.py's where there is nothing to launch on, compute-sanitizer's where it found an error."""
+
+BUILD = ROOT / "build" / "gpu"
 KERNELS = "plugins/kernels/librmsnorm_onnx_kernels.so"
 PLUGIN = "plugins/tensorrt/librmsnorm_onnx_plugin.so"
 HARNESS = "tests/plugins/librmsnorm_onnx_harness.so"
@@ -92,24 +98,34 @@ def machine(session: Session) -> dict[str, Any]:
     Raises:
         Missing: there is no GPU.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise Missing(f"torch cannot be imported by {sys.executable}: {error}") from error
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     if session.rehearse:
         return {**facts, "device": "none: a rehearsal"}
     if not torch.cuda.is_available():
         raise Missing("torch sees no CUDA GPU here")
     properties = torch.cuda.get_device_properties(0)
-    driver = session.command(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 0.1)
     return {
         **facts,
         "device": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "processors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
-        "driver": driver.stdout.strip(),
+        "driver": _driver(session),
         "cuda": torch.version.cuda,
     }
+
+
+def _driver(session: Session) -> str:
+    """The driver's version, or why it is not known."""
+    try:
+        answer = session.command(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 0.05)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown: {in_words(error)}"
+    return answer.stdout.strip() if not answer.returncode else f"unknown: nvidia-smi exits with {answer.returncode}"
 
 
 def build(session: Session) -> dict[str, Any]:
@@ -123,7 +139,7 @@ def build(session: Session) -> dict[str, Any]:
         return {"ok": True, "seconds": round(time.monotonic() - start, 1)}
     folder = BUILD / "cmake"
     architecture = session.results["machine"]["capability"].replace(".", "")
-    configure = ["cmake", "-S", ".", "-B", str(folder), f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
     configure.append(f"-DPython_EXECUTABLE={sys.executable}")  # its packages may carry TensorRT's headers
     for words in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
         answer = session.command(words, 0.5)
@@ -140,16 +156,24 @@ def _parity(
 ) -> dict[str, Any]:
     host = ["--host"] if session.rehearse else []
     words = [*before, sys.executable, str(HERE / "parity.py"), str(library or session.library), *host, *options]
-    answer = session.command(words, share)
-    line = next((line for line in answer.stdout.splitlines() if line.startswith("{")), None)
-    if line is None:
-        return {"ok": False, "failed": (answer.stdout + answer.stderr)[-2000:]}
+    return parity_result(session.command(words, share))
+
+
+def parity_result(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a run of parity.py says, with or without a checker before it: first by its exit code, then by its line."""
+    text = answer.stdout + answer.stderr
+    line = next((line for line in answer.stdout.splitlines() if line.startswith("{")), "{}")
     result: dict[str, Any] = json.loads(line)
-    if "unavailable" in result:
+    nothing_launched = "unavailable" in result
+    if nothing_launched and "Device not supported" in text and answer.returncode in (CHECKER_ERRORS, UNAVAILABLE):
+        return {"unrun": "compute-sanitizer says that this device is not supported"}
+    if answer.returncode == CHECKER_ERRORS:
+        return {"ok": False, "failed": f"errors under the checker: {text[-2000:]}"}
+    if answer.returncode == UNAVAILABLE and nothing_launched:
         return {"unrun": result["unavailable"]}
-    if before and answer.returncode:
-        return {"ok": False, "failed": (answer.stdout + answer.stderr)[-2000:]}
-    return result
+    if result.get("ok") is False or (result.get("ok") and not answer.returncode):
+        return result
+    return {"ok": False, "failed": f"parity.py ended with {answer.returncode}: {text[-2000:]}"}
 
 
 def parity(session: Session) -> dict[str, Any]:
@@ -177,11 +201,11 @@ def sanitizer(tool: str) -> Callable[[Session], dict[str, Any]]:
         found = shutil.which("compute-sanitizer")
         if session.rehearse or found is None:
             return {"unrun": "there is no compute-sanitizer on PATH" if found is None else "there is no GPU"}
-        before = [found, "--tool", tool, "--error-exitcode", "99"]
-        result = _parity(session, "--small", "--draw", "20", share=0.2, before=before)
-        if any(words in result.get("failed", "") for words in ("Device not supported", "not supported on")):
-            return {"unrun": "compute-sanitizer says that this device is not supported"}
-        return result
+        before = [found, "--tool", tool, "--error-exitcode", str(CHECKER_ERRORS)]
+        try:
+            return _parity(session, "--small", "--draw", "20", share=0.4, before=before)
+        except subprocess.TimeoutExpired as error:  # a checker may slow a launch by any factor
+            return {"unrun": f"stopped after {error.timeout:.0f} s"}
 
     return run
 
@@ -194,20 +218,28 @@ def speed(session: Session) -> dict[str, Any]:
     scale = REHEARSAL if session.rehearse else Scale()
     sizes = {"bfloat16": (64, 256)} if session.rehearse else None
     more = {} if sizes is None else {"sizes": sizes}
-    for row in measure(session.library, scale, session.left(0.9), **more):
+    for row in measure(session.library, scale, session.left(0.7), **more):
         rows.append(row)
         session.results["stages"]["speed"] = {"rows": rows, "partial": True}
         session.write()
-    return {"rows": rows, "missed": [] if session.rehearse else verdicts(rows)}
+    failed = [f"{row['type']}, d = {row['d']}: {row['failed']}" for row in rows if "failed" in row]
+    result: dict[str, Any] = {"ok": not failed, "rows": rows}
+    if failed:
+        result["failed"] = failed
+    # A rehearsal's times are no measure of any goal.
+    return result if session.rehearse else {**result, "missed": verdicts(rows)}
 
 
 def plot(session: Session) -> dict[str, Any]:
     """The picture beside the JSON."""
-    from plot import draw
+    from plot import draw, drawn_rows
 
     path = session.output.with_suffix(".png")
+    rows = drawn_rows(session.results["stages"].get("speed", {}).get("rows", []))
+    if not rows:
+        return {"unrun": "nothing was timed in bfloat16"}
     try:
-        draw(session.results["stages"].get("speed", {}).get("rows", []), session.results["machine"]["device"], path)
+        draw(rows, session.results["machine"]["device"], path)
     except ImportError:
         return {"unrun": "matplotlib is not installed"}
     return {"ok": True, "path": path.name}
@@ -228,32 +260,55 @@ STAGES: Mapping[str, Callable[[Session], dict[str, Any]]] = MappingProxyType(
 
 
 def run(session: Session, wanted: Sequence[str]) -> int:
+    """Name the machine, and run stages on it.
+
+    Raises:
+        Missing: there is no GPU.
+    """
+    session.results |= {"version": VERSION, "rehearsal": session.rehearse, "machine": machine(session), "stages": {}}
+    return run_stages(session, wanted)
+
+
+def run_stages(session: Session, wanted: Sequence[str]) -> int:
     """Run stages, in order; a stage that fails is told, and the others are run where they can be.
 
     Returns:
         0; 1 when a number is wrong or a stage failed.
     """
-    session.results |= {"version": VERSION, "rehearsal": session.rehearse, "machine": machine(session), "stages": {}}
     failed = False
     for name in wanted:
-        try:
-            result = STAGES[name](session)
-        except subprocess.TimeoutExpired as error:
-            result = {"unrun": f"stopped after {error.timeout:.0f} s"}
+        result = {"unrun": "the build failed"} if _no_build(session) else _stage(session, name)
         session.results["stages"][name] = result
         session.write()
         print(f"{name}: {_words(result)}", file=sys.stderr, flush=True)
         failed = failed or result.get("ok") is False
-        if name == "build" and failed:
-            break
     return 1 if failed else 0
+
+
+def _no_build(session: Session) -> bool:
+    return session.results["stages"].get("build", {}).get("ok") is False
+
+
+def _stage(session: Session, name: str) -> dict[str, Any]:
+    """A stage's result; whatever it raises is its failure, and what it had so far is kept."""
+    try:
+        return STAGES[name](session)
+    except subprocess.TimeoutExpired as error:
+        failed = f"stopped after {error.timeout:.0f} s, its share of the budget"
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # pytest's skip, which the tests' builds raise without a compiler, is no Exception
+        failed = in_words(error)
+    return {**session.results["stages"].get(name, {}), "ok": False, "failed": failed}
 
 
 def _words(result: dict[str, Any]) -> str:
     if "unrun" in result:
         return f"unrun: {result['unrun']}"
     if "rows" in result:
-        return "\n  ".join([f"{len(result['rows'])} sizes", *result["missed"]])
+        failed = result.get("failed", [])
+        lines = [f"{len(result['rows'])} sizes", *([failed] if isinstance(failed, str) else failed)]
+        return "\n  ".join([*lines, *result.get("missed", [])])
     return json.dumps(result)[:600]
 
 
@@ -265,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=[*STAGES], help="these stages; the build is always run")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU")
     chosen = parser.parse_args(arguments)
-    session = Session(chosen.output, time.monotonic() + chosen.budget, chosen.rehearse)
+    session = Session(chosen.output.resolve(), time.monotonic() + chosen.budget, chosen.rehearse)
     wanted = [name for name in STAGES if not chosen.only or name in (*chosen.only, "build")]
     try:
         return run(session, wanted)

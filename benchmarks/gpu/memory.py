@@ -16,7 +16,11 @@ _TO_DEVICE, _TO_HOST = 1, 2
 
 
 class Unavailable(RuntimeError):
-    """What was asked for cannot be had on this machine; the text says why."""
+    """What was asked for cannot be had here, as was seen before anything was launched; the text says why."""
+
+
+class Failed(RuntimeError):
+    """CUDA's runtime returned an error once the device was in use: a fault of what was launched, until explained."""
 
 
 class Host:
@@ -25,14 +29,19 @@ class Host:
     name = "host"
 
     @contextlib.contextmanager
-    def placed(self, array: np.ndarray) -> Iterator[int]:
-        """The address of a copy of an array on 16 bytes; what is written there is in the array afterwards."""
-        room = np.zeros(array.nbytes + 16, np.uint8)
-        start = -room.ctypes.data % 16
+    def placed(self, array: np.ndarray, *, odd: bool = False) -> Iterator[int]:
+        """The address of a copy of an array; what is written there is in the array afterwards.
+
+        Args:
+            array: Any array.
+            odd: One element beyond a multiple of 16 bytes, not on one.
+        """
+        room = np.zeros(array.nbytes + 16 + array.itemsize, np.uint8)
+        start = -room.ctypes.data % 16 + (array.itemsize if odd else 0)
         inside = room[start : start + array.nbytes]
         inside[:] = np.frombuffer(array.tobytes(), np.uint8)
         yield inside.ctypes.data
-        array[...] = inside.view(array.dtype).reshape(array.shape)
+        array[...] = np.frombuffer(inside.tobytes(), array.dtype).reshape(array.shape)
 
     def finish(self) -> None:
         """Nothing runs behind our back."""
@@ -52,46 +61,67 @@ class Cuda:
     name = "cuda"
 
     def __init__(self) -> None:
-        """Finds the runtime and the device.
+        """Finds the runtime and the device, and takes the device into use by a first allocation.
 
         Raises:
-            Unavailable: there is none.
+            Unavailable: there is no runtime or no device, or the device gives no memory.
         """
         self._lib = _runtime()
-        count = ctypes.c_int()
-        self._check(self._lib.cudaGetDeviceCount(ctypes.byref(count)), "looking for a GPU")
+        self._lib.cudaGetErrorString.restype = ctypes.c_char_p
+        count, first = ctypes.c_int(), ctypes.c_void_p()
+        code = self._lib.cudaGetDeviceCount(ctypes.byref(count))
+        if code or not count.value:
+            raise Unavailable(f"looking for a GPU: {self._words(code) if code else 'CUDA finds none'}")
+        code = self._lib.cudaMalloc(ctypes.byref(first), ctypes.c_size_t(1))
+        if code:
+            raise Unavailable(f"the first allocation: {self._words(code)}")
+        self._lib.cudaFree(first)
+
+    def _words(self, code: int) -> str:
+        return f"CUDA error {code}, {self._lib.cudaGetErrorString(code).decode()}"
 
     def _check(self, code: int, doing: str) -> None:
         if code:
-            self._lib.cudaGetErrorString.restype = ctypes.c_char_p
-            raise Unavailable(f"{doing}: CUDA error {code}, {self._lib.cudaGetErrorString(code).decode()}")
+            raise Failed(f"{doing}: {self._words(code)}")
 
     @contextlib.contextmanager
-    def placed(self, array: np.ndarray) -> Iterator[int]:
-        """The device address of a copy of an array; what is written there is in the array afterwards."""
-        address = ctypes.c_void_p()
+    def placed(self, array: np.ndarray, *, odd: bool = False) -> Iterator[int]:
+        """The device address of a copy of an array; what is written there is in the array afterwards.
+
+        Args:
+            array: Any array.
+            odd: One element beyond a multiple of 16 bytes, not on one.
+
+        Raises:
+            Failed: it cannot be allocated or copied, or what ran meanwhile went wrong.
+        """
+        base, shift = ctypes.c_void_p(), array.itemsize if odd else 0
         host = np.ascontiguousarray(array)
-        size = ctypes.c_size_t(array.nbytes)
-        self._check(self._lib.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(max(array.nbytes, 1))), "allocating")
+        size, room = ctypes.c_size_t(array.nbytes), ctypes.c_size_t(max(array.nbytes + shift, 1))
+        self._check(self._lib.cudaMalloc(ctypes.byref(base), room), "allocating")
         try:
-            source = ctypes.c_void_p(host.ctypes.data)
+            address, source = ctypes.c_void_p((base.value or 0) + shift), ctypes.c_void_p(host.ctypes.data)
             self._check(self._lib.cudaMemcpy(address, source, size, _TO_DEVICE), "copying to the device")
             yield address.value or 0
             self.finish()
             self._check(self._lib.cudaMemcpy(source, address, size, _TO_HOST), "copying from the device")
             array[...] = host
         finally:
-            self._lib.cudaFree(address)
+            self._lib.cudaFree(base)
 
     def finish(self) -> None:
-        """Waits for the device, and raises what went wrong there."""
+        """Waits for the device.
+
+        Raises:
+            Failed: something went wrong there.
+        """
         self._check(self._lib.cudaDeviceSynchronize(), "running")
 
     def captured(self, launch: Callable[[int], None]) -> None:
         """Captures a launch on a stream into a graph and runs the graph once.
 
         Raises:
-            Unavailable: the launch cannot be captured, with CUDA's reason.
+            Failed: the launch cannot be captured or its graph not be run, with the step and CUDA's reason.
         """
         stream, graph, ready = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         lib, ref = self._lib, ctypes.byref
