@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.plugin.faults import Fault
-from rmsnorm_onnx.plugin.fields import check_import
+from rmsnorm_onnx.plugin.fields import check_import, check_integers
+from rmsnorm_onnx.plugin.inputs import missing_input
 from rmsnorm_onnx.plugin.nodes import IDENTITY, PluginNode
 
 _EPSILONS = ("epsilon", "eps", "variance_epsilon", "rms_norm_eps", "layer_norm_epsilon")
@@ -43,6 +44,7 @@ def check_foreign(node: PluginNode, described: Described | None) -> Iterator[Fau
     yield from _check_domain(node, described)
     yield from check_import(node)
     wanted = {"plugin_version": described.version, "plugin_namespace": described.namespace} if described else {}
+    yield from check_integers(node)
     for name in IDENTITY:
         yield from _check_identity(node, name, wanted.get(name))
     if described is not None or "rmsnorm" in node.node.op_type.lower():
@@ -91,8 +93,8 @@ def _check_epsilon(node: PluginNode) -> Iterator[Fault]:
 def _check_scale(node: PluginNode) -> Iterator[Fault]:
     given = node.node.inputs
     for name, value in zip(("x", "scale"), given, strict=False):
-        if value is None:
-            yield node.fault(name, "the input is empty, and a plugin's inputs cannot be left out", f"connect {name}")
+        if value is None or value in node.absent:
+            yield missing_input(node, name, value)
     x, scale = (*given, None, None)[:2]
     if x is None or scale is None:
         return
