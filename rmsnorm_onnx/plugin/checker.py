@@ -20,7 +20,7 @@ from rmsnorm_onnx.errors import ModelError, UsageError
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.plugin.bodies import check_body, check_name
 from rmsnorm_onnx.plugin.faults import CheckedNode, CheckReport, Fault
-from rmsnorm_onnx.plugin.fields import check_fields, check_identity
+from rmsnorm_onnx.plugin.fields import check_fields, check_identity, unknown_names
 from rmsnorm_onnx.plugin.foreign import Described, check_foreign
 from rmsnorm_onnx.plugin.inputs import check_inputs, unknowns
 from rmsnorm_onnx.plugin.nodes import CONTRIB, IDENTITY, TELLING, Nodes, PluginNode
@@ -86,7 +86,7 @@ def _read(model: Any) -> tuple[ir.Model, list[ir.OperatorIdentifier], ModelError
     except ModelError as error:
         invalid = error
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), modelio.quiet():
             warnings.simplefilter("ignore")
             return ir.from_proto(proto), [(f.domain, f.name, f.overload) for f in proto.functions], invalid
     except Exception as error:  # whatever it is, the file's contents are its cause
@@ -98,8 +98,9 @@ def _check(nodes: Nodes, described: Described | None, names: Sequence[ir.Operato
     faults: dict[Fault, None] = {}  # a node of a function is visited once a call
     notes: dict[str, None] = {}
     contrib = []
+    op = "" if described is None else str(described)
     for node, calls in nodes:
-        ours = nodes.is_ours(node)
+        ours = nodes.is_ours(node) and not (described is not None and described.means(node))
         if not ours and node.op_type in CONTRIB:
             contrib.append(nodes.describe(node, calls))
         if not ours and not _is_foreign(node, described):
@@ -109,6 +110,10 @@ def _check(nodes: Nodes, described: Described | None, names: Sequence[ir.Operato
         found = _check_ours(seen, nodes) if ours else _check_foreign(seen, described)
         faults |= dict.fromkeys([*found, *check_name(seen, names)])
         notes |= dict.fromkeys(_remarks(seen, nodes) if ours else ())
+        if ours and described is not None and described.op == node.op_type and not described.is_ours():
+            notes[f"{node_name(node)}: it is a node of this package's plugin, and was checked as one, not as {op}"] = (
+                None
+            )
         nodes.note_output(seen)
     if not any(node.op.startswith(f"{ONNXRUNTIME_DOMAIN}::") for node in checked):  # there onnxruntime runs the rest
         faults |= dict.fromkeys(map(_contrib_fault, contrib))
@@ -148,6 +153,11 @@ def _is_foreign(node: ir.Node, described: Described | None) -> bool:
 
 
 def _remarks(node: PluginNode, nodes: Nodes) -> Iterator[str]:
+    for name in unknown_names(node, nodes.model.functions.get(node.node.op_identifier())):
+        yield f"{node_name(node.node)}: {name!r} is no field of the plugin, and TensorRT passes it over"
+    first, *others = node.node.inputs or (None,)
+    if first is not None and first in others:
+        yield f"{node_name(node.node)}: one value is both x and its gain or bias; is that meant?"
     for name in unknowns(node):
         what = f"the type or the rank of {name} is unknown, so that it was not checked; TensorRT needs both"
         yield f"{node_name(node.node)}: {what}"

@@ -161,7 +161,20 @@ def compare_engines(
         with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work:
             folder = Path(work)
             built.append(_build_rewritten(path, consumer, folder / "engine", job, folder))
-    return built[0], built[1]
+    return built[0], _paired(*built)
+
+
+def _paired(first: Engine, second: Engine) -> Engine:
+    """The second engine with its norms under the first one's names: what is written anew in a function is named anew.
+
+    Both are listed in the order of the graph.
+    """
+    if len(first.norms) != len(second.norms):
+        return second
+    named = [
+        dataclasses.replace(n, name=m.name, module=m.module) for m, n in zip(first.norms, second.norms, strict=True)
+    ]
+    return dataclasses.replace(second, norms=tuple(named))
 
 
 def comparison_json(pair: tuple[Engine, Engine]) -> dict[str, Any]:

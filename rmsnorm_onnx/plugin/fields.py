@@ -69,6 +69,12 @@ def check_fields(node: PluginNode) -> Iterator[Fault]:
     yield from _check_values(node)
 
 
+def unknown_names(node: PluginNode, function: ir.Function | None) -> list[str]:
+    """A node's attributes that neither the plugin nor the function of the node's name has."""
+    known = {**_ALL, **_OTHERS}.keys() | (set() if function is None else set(function.attributes))
+    return [name for name in node.node.attributes if name not in known]
+
+
 def check_integers(node: PluginNode) -> Iterator[Fault]:
     """Integers that change on their way: TensorRT's parser hands a plugin the lower 32 bits of each, silently."""
     for name, found in node.attributes.items():
