@@ -340,3 +340,12 @@ def test_layers_of_the_builder() -> None:
     found = layers.parse(text)
     assert [(layer.name, layer.kind) for layer in found] == [("a", "kgen"), ("b", "PluginV3")]
     assert found[0].nodes == {("/m/Pow[0]",), ("Sqrt_1", "f", "g"), ("b",)} and not found[1].nodes
+
+
+def test_norms_inside_functions_side_by_side(loaded: Path, tmp_path: Path) -> None:
+    """`--compare` pairs a norm inside a function with what it becomes without the plugin, whatever that is called."""
+    model = good()
+    del model.functions[:]
+    in_function(model)
+    pair = plugin.compare_engines(saved(model, tmp_path), runtime="tensorrt-rtx")
+    assert [[(n.name, n.kind) for n in e.norms] for e in pair] == [[("norm0", "plugin")], [("norm0", "fused")]]

@@ -63,3 +63,20 @@ def test_nvcc_is_quoted() -> None:
         "nvcc fatal : Unsupported gpu architecture 'compute_10'"
     )
     assert compilation._first_error(lines).startswith("CMake Error at")
+
+
+def test_one_value_as_x_and_as_gain() -> None:
+    """A gain that is x itself is a note."""
+    model = good()
+    del model.functions[:]
+    norm(model).input[1] = norm(model).input[0]
+    assert any("both x and its gain" in note for note in plugin.check(model).notes)
+
+
+def test_text_that_is_no_text(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """A field that is not UTF-8 is a fault, and nothing but the fault is said."""
+    model = good()
+    set_field(norm(model), "epsilon_placement", b"\xff\xfe")
+    onnx.save(model, tmp_path / "model.onnx")
+    code, out, err = run("plugin", "check", tmp_path / "model.onnx")
+    assert (code, err) == (1, "") and "epsilon_placement: it is b'\\xff\\xfe'" in out
