@@ -357,7 +357,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[:1].upper()}{text[1:]}."
+    )
     command.set_defaults(run=run)
     command.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     command.add_argument("--traceback", action="store_true", help="show where an unexpected error was raised")

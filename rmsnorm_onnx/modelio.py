@@ -6,9 +6,12 @@ refers to it, a file saved elsewhere gets a plain copy of it (onnx refuses links
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -158,7 +161,7 @@ def parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
 def _deserialize(proto: onnx.ModelProto, name: str, folder: str | None) -> ir.Model:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), quiet():
             warnings.filterwarnings("ignore", "Ignoring unknown external data key")  # `adopt` keeps them
             model = ir.from_proto(proto)
         weights.adopt(model, folder, proto)
@@ -167,6 +170,18 @@ def _deserialize(proto: onnx.ModelProto, name: str, folder: str | None) -> ir.Mo
     except Exception as error:  # whatever it is, the file's contents are its cause
         raise ModelError(f"{name} is not a valid ONNX model ({_one_line(error)}); export it again") from error
     return model
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep onnx_ir from logging what it passes over in a file: what is wrong is said by whoever reads the model."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _one_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ from test_cli import Run, run  # noqa: F401
 from rmsnorm_onnx import plugin
 from rmsnorm_onnx.errors import CheckFailedError, PluginError, UsageError
 from rmsnorm_onnx.forms.plugin import FIELDS, ONNXRUNTIME_DOMAIN
-from rmsnorm_onnx.plugin import engine, layers, library
+from rmsnorm_onnx.plugin import choice, engine, layers, library
 
 pytestmark = pytest.mark.skipif("tensorrt-rtx" not in engine.installed(), reason="TensorRT-RTX is not installed")
 
@@ -97,6 +97,7 @@ def test_a_function_is_taken_before_the_plugin(loaded: Path, tmp_path: Path) -> 
     assert "inside a function" in note
     built = plugin.build_engine(saved(model, tmp_path), tmp_path / "model.engine", runtime="tensorrt-rtx")
     assert {n.kind for n in built.norms} == {"fused"}
+    assert any("norm0 is a plugin node, and TensorRT runs it as one kernel" in note for note in built.notes)
     model.functions.remove(next(f for f in model.functions if f.name == "RMSNorm"))
     assert not plugin.check(model).notes
     built = plugin.build_engine(saved(model, tmp_path), tmp_path / "model.engine", runtime="tensorrt-rtx")
@@ -177,11 +178,15 @@ def test_a_refused_model_is_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def stand_in(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package `tensorrt` that does what the text does when a build imports it."""
-    (folder / "packages").mkdir()
-    (folder / "packages" / "tensorrt.py").write_text(text)
+def stand_in(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, name: str = "tensorrt") -> None:
+    """A package that does what the text does when it is imported."""
+    (folder / "packages").mkdir(exist_ok=True)
+    (folder / "packages" / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(folder / "packages")
+
+
+BUILDER = "class ILogger: pass\ndef Builder(logger):\n    "
+"""A package that can be imported, and whose builder does what follows."""
 
 
 @pytest.mark.parametrize(
@@ -189,13 +194,13 @@ def stand_in(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("import os; os.abort()", "ended with signal 6"),
         ("raise RuntimeError('no driver')", "ended with exit code 1.*no driver"),
-        ("import sys; sys.exit(0)", "ended with exit code 0"),
+        ("import os; os._exit(0)", "ended with exit code 0"),
     ],
 )
 def test_a_build_that_dies_is_one_line(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that aborts, raises or ends early leaves no engine and one line: TensorRT comes before TensorRT-RTX."""
     path = saved(write([Site(SPECS["llama"])], "primitive", 18), tmp_path)
-    stand_in(tmp_path, text, monkeypatch)
+    stand_in(tmp_path, BUILDER + text, monkeypatch)
     with pytest.raises(CheckFailedError, match=f"^TensorRT {words}"):
         plugin.build_engine(path, tmp_path / "model.engine")
     assert not (tmp_path / "model.engine").exists()
@@ -206,9 +211,59 @@ def test_a_build_that_dies_is_one_line(text: str, words: str, tmp_path: Path, mo
 def test_no_tensorrt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run) -> None:  # noqa: F811
     """Without any TensorRT: exit 4 and one line with the pip command."""
     path = saved(write([Site(SPECS["llama"])], "primitive", 18), tmp_path)
-    monkeypatch.setattr(engine, "installed", tuple)
+    monkeypatch.setattr(choice, "is_there", lambda runtime: False)
+    assert choice.installed() == ()
     code, _, err = run("plugin", "engine", path, "-o", tmp_path / "e")
     assert code == 4 and "pip install 'tensorrt>=10.15'" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('no driver')", "import missing_part", "import os; os.abort()"])
+def test_a_broken_tensorrt(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:  # noqa: F811
+    """A package that is there and cannot be imported is passed over and said; exit 4 and one line where none can be."""
+    path = saved(write([Site(SPECS["llama"])], "primitive", 18), tmp_path)
+    stand_in(tmp_path, text, monkeypatch)
+    assert choice.installed() == ("tensorrt-rtx",)
+    built = plugin.build_engine(path, tmp_path / "e", shapes={"x0": (1, 2, 16)})
+    assert built.runtime == "tensorrt-rtx" and "importing it fails" in built.notes[0]
+    code, _, err = run("plugin", "engine", path, "-o", tmp_path / "e", "--with", "tensorrt")
+    assert code == 4 and "tensorrt is installed, and importing it fails" in err and len(err.splitlines()) == 1
+    stand_in(tmp_path, text, monkeypatch, "tensorrt_rtx")
+    code, _, err = run("plugin", "engine", path, "-o", tmp_path / "e")
+    assert code == 4 and "tensorrt-rtx is installed, and" in err and len(err.splitlines()) == 1
+
+
+def test_a_plugin_node_that_nothing_runs(loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a plugin node have no layer in the engine, whatever the check said, there is no engine but an error."""
+    model = good()
+    del model.functions[:]
+    in_function(model)
+    body = [helper.make_node("Mul", ["a", "b"], ["c"])]
+    hiding = helper.make_function("other", "Block", ["a", "b"], ["c"], body, [helper.make_opsetid("", 18)])
+    model.functions.insert(0, hiding)
+    path = saved(model, tmp_path)
+    with pytest.raises(CheckFailedError, match="other::Block beside acme::Block"):
+        plugin.build_engine(path, tmp_path / "e", runtime="tensorrt-rtx")
+    monkeypatch.setattr(engine, "_check_nodes", lambda path: None)
+    with pytest.raises(CheckFailedError, match=r"no layer of the engine of .* runs the plugin node norm0"):
+        plugin.build_engine(path, tmp_path / "e", runtime="tensorrt-rtx")
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_plugin_node_that_nothing_reads(loaded: Path, tmp_path: Path) -> None:
+    """A norm whose result leads nowhere is left out of the engine, which is a note."""
+    model = write([Site(SPECS["llama"]), Site(SPECS["torch"])], "plugin", 18)
+    dead = model.graph.output.pop(1).name
+    path = saved(model, tmp_path)
+    built = plugin.build_engine(path, tmp_path / "e", runtime="tensorrt-rtx")
+    assert [n.kind for n in built.norms] == ["plugin", "gone"], dead
+    assert any("nothing reads the result of norm1" in note for note in built.notes)
+
+
+def test_a_place_that_takes_no_engine(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    """A place that refuses the file when it is written is exit 2 and one line."""
+    path = saved(write([Site(SPECS["llama"])], "primitive", 18), tmp_path)
+    code, _, err = run("plugin", "engine", path, "-o", "/proc/self/model.engine")
+    assert code == 2 and "cannot write /proc/" in err and len(err.splitlines()) == 1
 
 
 def raw(model: onnx.ModelProto, folder: Path, loaded: Path) -> list[str]:
@@ -285,3 +340,12 @@ def test_layers_of_the_builder() -> None:
     found = layers.parse(text)
     assert [(layer.name, layer.kind) for layer in found] == [("a", "kgen"), ("b", "PluginV3")]
     assert found[0].nodes == {("/m/Pow[0]",), ("Sqrt_1", "f", "g"), ("b",)} and not found[1].nodes
+
+
+def test_norms_inside_functions_side_by_side(loaded: Path, tmp_path: Path) -> None:
+    """`--compare` pairs a norm inside a function with what it becomes without the plugin, whatever that is called."""
+    model = good()
+    del model.functions[:]
+    in_function(model)
+    pair = plugin.compare_engines(saved(model, tmp_path), runtime="tensorrt-rtx")
+    assert [[(n.name, n.kind) for n in e.norms] for e in pair] == [[("norm0", "plugin")], [("norm0", "fused")]]

@@ -39,7 +39,7 @@ def foreign(**changes: Any) -> onnx.ModelProto:
         ({"eps": helper.make_tensor("e", TensorProto.DOUBLE, [1], [1e-6])}, "eps"),
         ({"plugin_version": 1}, "plugin_version"),
         ({"plugin_version": "2"}, "plugin_version"),
-        ({"plugin_version": None}, "plugin_version"),
+        ({"plugin_version": None}, None),  # TensorRT's default is "1"
         ({"plugin_namespace": ""}, "plugin_namespace"),
         ({"plugin_namespace": None}, "plugin_namespace"),
         ({"domain": ""}, "domain"),

@@ -6,7 +6,7 @@ TensorRT's parser looks functions up by name alone: domain and overload are igno
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -21,16 +21,32 @@ from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.view import graph_nodes
 
 
-def check_name(node: PluginNode, model: ir.Model) -> Iterator[Fault]:
-    """No other function of the file may bear the node's name: without the plugin it could run in the node's place."""
+def check_name(node: PluginNode, names: Sequence[ir.OperatorIdentifier]) -> Iterator[Fault]:
+    """No other function of the file may bear the node's name, nor that of a function on the calls that lead to it.
+
+    Without the plugin the first could run in the node's place; the second runs with or without it, and the node never.
+
+    Args:
+        node: The node.
+        names: Every function of the file, in its order; one that stands there twice is named twice.
+    """
     own = node.node.op_identifier()
-    for function in model.functions.values():
-        if function.name != node.node.op_type or function.identifier() == own:
-            continue
-        overload = f", overload {function.overload!r}" if function.overload else ""
-        what = f"the file has a function {function.domain}::{function.name}{overload}"
-        what += " too, and TensorRT's parser looks functions up by name alone"
-        yield node.fault("function", what, "rename that function and the nodes that call it")
+    for other in dict.fromkeys(n for n in names if n[1] == own[1] and (n != own or names.count(n) > 1)):
+        yield _hidden(node, other, "too" if other != own else "twice")
+    for called in dict.fromkeys(call.op_identifier() for call in node.calls if call.op_type != own[1]):
+        for other in dict.fromkeys(n for n in names if n[1] == called[1] and (n != called or names.count(n) > 1)):
+            beside = f"beside {_shown(called)}, through which the node is reached" if other != called else "twice"
+            yield _hidden(node, other, beside)
+
+
+def _hidden(node: PluginNode, other: ir.OperatorIdentifier, how: str) -> Fault:
+    what = f"the file has a function {_shown(other)} {how}, and TensorRT's parser looks functions up by name alone"
+    return node.fault("function", what, "rename that function and the nodes that call it")
+
+
+def _shown(name: ir.OperatorIdentifier) -> str:
+    domain, function, overload = name
+    return f"{domain}::{function}" + (f", overload {overload!r}," if overload else "")
 
 
 def check_body(node: PluginNode, model: ir.Model) -> Iterator[Fault]:

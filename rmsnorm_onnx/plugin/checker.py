@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rmsnorm_onnx.errors import ModelError, UsageError
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN
 from rmsnorm_onnx.plugin.bodies import check_body, check_name
 from rmsnorm_onnx.plugin.faults import CheckedNode, CheckReport, Fault
-from rmsnorm_onnx.plugin.fields import check_fields, check_identity
+from rmsnorm_onnx.plugin.fields import check_fields, check_identity, unknown_names
 from rmsnorm_onnx.plugin.foreign import Described, check_foreign
 from rmsnorm_onnx.plugin.inputs import check_inputs, unknowns
 from rmsnorm_onnx.plugin.nodes import CONTRIB, IDENTITY, TELLING, Nodes, PluginNode
@@ -58,15 +58,18 @@ def check(
     if op is None and not (domain is namespace is version is None):
         raise UsageError("domain, namespace and version describe another plugin; name its operator too (--op)")
     described = None if op is None else Described(op, domain, namespace, version)
-    read, invalid = _read(model)
-    report = _check(Nodes(read), described)
+    read, names, invalid = _read(model)
+    report = _check(Nodes(read), described, names)
     if invalid is not None and report.ok:
         raise invalid
     return report
 
 
-def _read(model: Any) -> tuple[ir.Model, ModelError | None]:
-    """A model of our own, and what is invalid about it: a damaged plugin node may be, and is to be named as one."""
+def _read(model: Any) -> tuple[ir.Model, list[ir.OperatorIdentifier], ModelError | None]:
+    """A model of our own, its functions' names, and what is invalid: a damaged node may be, and is to be named as one.
+
+    The names are the file's, since onnx_ir keeps the last of two functions of one name.
+    """
     if isinstance(model, str | os.PathLike):
         files.check_input(model)
         name, file = files.shown(model), os.path.abspath(model)
@@ -75,36 +78,42 @@ def _read(model: Any) -> tuple[ir.Model, ModelError | None]:
         name, file, proto = "the model", None, onnx.ModelProto()
         proto.CopyFrom(model)
     else:
-        return modelio.to_ir(model)[0], None
+        read = modelio.to_ir(model)[0]
+        return read, list(read.functions), None
     invalid = None
     try:
         integrity.check_proto(proto, name, None if file is None else Path(file))
     except ModelError as error:
         invalid = error
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), modelio.quiet():
             warnings.simplefilter("ignore")
-            return ir.from_proto(proto), invalid
+            return ir.from_proto(proto), [(f.domain, f.name, f.overload) for f in proto.functions], invalid
     except Exception as error:  # whatever it is, the file's contents are its cause
         raise invalid or ModelError(f"{name} is not a valid ONNX model ({error}); export it again") from error
 
 
-def _check(nodes: Nodes, described: Described | None) -> CheckReport:
+def _check(nodes: Nodes, described: Described | None, names: Sequence[ir.OperatorIdentifier]) -> CheckReport:
     checked: dict[CheckedNode, None] = {}
     faults: dict[Fault, None] = {}  # a node of a function is visited once a call
     notes: dict[str, None] = {}
     contrib = []
+    op = "" if described is None else str(described)
     for node, calls in nodes:
-        ours = nodes.is_ours(node)
+        ours = nodes.is_ours(node) and not (described is not None and described.means(node))
         if not ours and node.op_type in CONTRIB:
             contrib.append(nodes.describe(node, calls))
         if not ours and not _is_foreign(node, described):
             continue
         seen = nodes.describe(node, calls)
         checked[CheckedNode(node_name(node), seen.op, seen.scope, ours)] = None
-        found = _check_ours(seen, nodes) if ours else _check_foreign(seen, nodes, described)
-        faults |= dict.fromkeys(found)
+        found = _check_ours(seen, nodes) if ours else _check_foreign(seen, described)
+        faults |= dict.fromkeys([*found, *check_name(seen, names)])
         notes |= dict.fromkeys(_remarks(seen, nodes) if ours else ())
+        if ours and described is not None and described.op == node.op_type and not described.is_ours():
+            notes[f"{node_name(node)}: it is a node of this package's plugin, and was checked as one, not as {op}"] = (
+                None
+            )
         nodes.note_output(seen)
     if not any(node.op.startswith(f"{ONNXRUNTIME_DOMAIN}::") for node in checked):  # there onnxruntime runs the rest
         faults |= dict.fromkeys(map(_contrib_fault, contrib))
@@ -124,15 +133,13 @@ def _check_ours(node: PluginNode, nodes: Nodes) -> Iterator[Fault]:
     yield from check_fields(node)
     wrong = list(check_inputs(node))
     yield from wrong
-    yield from check_name(node, nodes.model)
     if not wrong:  # else the body is no norm of these inputs for that reason
         yield from check_body(node, nodes.model)
 
 
-def _check_foreign(node: PluginNode, nodes: Nodes, described: Described | None) -> Iterator[Fault]:
+def _check_foreign(node: PluginNode, described: Described | None) -> Iterator[Fault]:
     meant = described if described is not None and node.node.op_type == described.op else None
     yield from check_foreign(node, meant)
-    yield from check_name(node, nodes.model)
 
 
 def _operator(node: CheckedNode) -> str:
@@ -146,8 +153,14 @@ def _is_foreign(node: ir.Node, described: Described | None) -> bool:
 
 
 def _remarks(node: PluginNode, nodes: Nodes) -> Iterator[str]:
+    for name in unknown_names(node, nodes.model.functions.get(node.node.op_identifier())):
+        yield f"{node_name(node.node)}: {name!r} is no field of the plugin, and TensorRT passes it over"
+    first, *others = node.node.inputs or (None,)
+    if first is not None and first in others:
+        yield f"{node_name(node.node)}: one value is both x and its gain or bias; is that meant?"
     for name in unknowns(node):
-        yield f"{node_name(node.node)}: the type or the rank of {name} is unknown, so that it was not checked"
+        what = f"the type or the rank of {name} is unknown, so that it was not checked; TensorRT needs both"
+        yield f"{node_name(node.node)}: {what}"
     if node.calls and node.node.op_identifier() in nodes.model.functions:  # measured on TensorRT-RTX 1.7
         yield (
             f"{node_name(node.node)}: inside a function TensorRT runs the function of the node's name, not the plugin; "

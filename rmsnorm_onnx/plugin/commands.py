@@ -25,7 +25,7 @@ def add(commands: Any, command: Command, show: Print) -> None:
         show: Prints a result.
     """
     text = "find, build and use the TensorRT plugin, and check a model's nodes for it"
-    group = commands.add_parser("plugin", help=text, description=text.capitalize() + ".")
+    group = commands.add_parser("plugin", help=text, description=f"{text[:1].upper()}{text[1:]}.")
     added = group.add_subparsers(required=True, metavar="COMMAND")
     for one in (_add_path, _add_build, _add_check, _add_trtexec, _add_engine):
         one(added, command, show)
@@ -67,10 +67,13 @@ def _add_build(added: Any, command: Command, show: Print) -> None:
 
 def _add_check(added: Any, command: Command, show: Print) -> None:
     def run(arguments: argparse.Namespace) -> int:
+        from rmsnorm_onnx import files, terminal
         from rmsnorm_onnx.plugin import checker, faults
 
         names = {name: getattr(arguments, name) for name in ("op", "domain", "namespace", "version")}
         report = checker.check(arguments.model, **names)
+        if not report.nodes:
+            terminal.tell(f"note: no plugin node in {files.shown(arguments.model)}")
         show(arguments, report.to_json(), lambda console: faults.print_report(report, console))
         return 0 if report.ok else 1
 
@@ -163,9 +166,16 @@ def _shape_flag(command: argparse.ArgumentParser) -> None:
 
 
 def _shapes(given: list[str]) -> dict[str, Any]:
+    from rmsnorm_onnx.errors import UsageError
     from rmsnorm_onnx.plugin import profiles
 
-    return dict(map(profiles.parse, given))
+    shapes: dict[str, Any] = {}
+    for text in given:
+        name, parsed = profiles.parse(text)
+        if name in shapes:
+            raise UsageError(f"--shape is given twice for the input {name!r}; give three shapes at once: MIN,OPT,MAX")
+        shapes[name] = parsed
+    return shapes
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

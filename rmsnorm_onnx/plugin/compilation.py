@@ -184,6 +184,13 @@ def _run(command: Sequence[str], doing: str) -> None:
 
 
 def _first_error(lines: Sequence[str]) -> str:
-    """The first line that speaks of an error, and the four after it: CMake names the file first."""
-    at = next((i for i, line in enumerate(lines) if re.search(r"\berror\b", line, re.IGNORECASE)), 0)
-    return " ".join(" ".join(lines[at : at + 5]).split())[:400] or "it said nothing"
+    """What the compiler says first, else the first line that speaks of an error, and the four after it.
+
+    CMake quotes the compiler far below its own first line, which names a file of CMake's.
+    """
+    for pattern in (r"^\W*nvcc\s+(fatal|error)", r"\berror\b"):
+        at = next((i for i, line in enumerate(lines) if re.search(pattern, line, re.IGNORECASE)), None)
+        if at is not None:
+            break
+    more = 1 if pattern.startswith("^") else 5
+    return " ".join(" ".join(lines[at or 0 : (at or 0) + more]).split())[:400] or "it said nothing"

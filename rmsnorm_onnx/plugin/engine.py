@@ -5,6 +5,7 @@ TensorRT builds for the GPU that it finds. TensorRT-RTX builds ahead of time, fo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -12,29 +13,26 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from rmsnorm_onnx import files, modelio, passes
-from rmsnorm_onnx.errors import CheckFailedError, PluginError, UsageError
+from rmsnorm_onnx.errors import CheckFailedError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
-from rmsnorm_onnx.plugin import checker, layers
+from rmsnorm_onnx.plugin import checker, choice, layers
+from rmsnorm_onnx.plugin.choice import Choice
+from rmsnorm_onnx.plugin.choice import installed as installed
 from rmsnorm_onnx.plugin.commandline import has_plugin_nodes
 from rmsnorm_onnx.plugin.layers import NormLayers
 from rmsnorm_onnx.plugin.library import library_path
 from rmsnorm_onnx.plugin.nodes import Nodes
 from rmsnorm_onnx.plugin.profiles import Given, Profile, profiles
-from rmsnorm_onnx.plugin.worker import MODULES
 from rmsnorm_onnx.site import Match
 
-RUNTIMES: tuple[str, ...] = tuple(MODULES)
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
-CAPABILITIES = (75, 80, 86, 89, 120, 121)
-"""The compute capabilities that TensorRT-RTX builds for."""
-_CAPABILITY = 89
 WITH, WITHOUT = "tensorrt-plugin", "tensorrt:10.15"
 """The consumers that a model is rewritten for, with and without the plugin."""
 
@@ -79,8 +77,7 @@ class Engine:
 class _Job:
     """What one build needs, found before anything is started."""
 
-    runtime: str
-    capability: int | None
+    choice: Choice
     shapes: Given | None
     serialize: bool
 
@@ -110,19 +107,19 @@ def build_engine(
         The engine, with what runs each norm.
 
     Raises:
-        PluginError: no TensorRT is installed, or the plugin's library is not there.
-        CheckFailedError: a plugin node is at fault, which TensorRT need not notice, or the build failed; the message
-            has the first fault or TensorRT's first error.
+        PluginError: no TensorRT can be imported, or the plugin's library is not there, or has no code for the GPU.
+        CheckFailedError: a plugin node is at fault, which TensorRT need not notice, or the build failed, or the engine
+            has no layer for a plugin node; the message has the first fault or TensorRT's first error.
         ModelError: the model is unreadable.
         UsageError: an argument cannot be used, or the engine cannot be written there.
     """
-    job = _Job(*_chosen(runtime, capability), shapes, serialize)
+    job = _Job(choice.choose(runtime, capability), shapes, serialize)
     if not without_plugin:
         _check_nodes(path)
     target = files.output_file(output)
     if files.same(path, target):
         raise UsageError(f"cannot write the engine over its model {files.shown(path)}; name another file")
-    with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work, files.replacing(target) as temporary:
+    with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work, _replacing(target) as temporary:
         folder = Path(work)
         if without_plugin:
             built = _build_rewritten(path, WITHOUT, temporary, job, folder)
@@ -152,51 +149,37 @@ def compare_engines(
         The engine with the plugin, and the one without; their norms are in one order.
 
     Raises:
-        PluginError: no TensorRT is installed, or the plugin's library is not there.
+        PluginError: no TensorRT can be imported, or the plugin's library is not there, or has no code for the GPU.
         CheckFailedError: a build failed.
         ModelError: the model is unreadable.
         UsageError: an argument cannot be used.
     """
-    job = _Job(*_chosen(runtime, capability), shapes, False)
+    job = _Job(choice.choose(runtime, capability), shapes, False)
     library_path()  # before the first build is paid for
     built = []
     for consumer in (WITH, WITHOUT):
         with tempfile.TemporaryDirectory(prefix="rmsnorm_onnx-") as work:
             folder = Path(work)
             built.append(_build_rewritten(path, consumer, folder / "engine", job, folder))
-    return built[0], built[1]
+    return built[0], _paired(*built)
+
+
+def _paired(first: Engine, second: Engine) -> Engine:
+    """The second engine with its norms under the first one's names: what is written anew in a function is named anew.
+
+    Both are listed in the order of the graph.
+    """
+    if len(first.norms) != len(second.norms):
+        return second
+    named = [
+        dataclasses.replace(n, name=m.name, module=m.module) for m, n in zip(first.norms, second.norms, strict=True)
+    ]
+    return dataclasses.replace(second, norms=tuple(named))
 
 
 def comparison_json(pair: tuple[Engine, Engine]) -> dict[str, Any]:
     """Two builds as JSON-ready data, with their version."""
     return {"version": 1, "kind": "plugin-comparison", "with": pair[0].to_json(), "without": pair[1].to_json()}
-
-
-def installed() -> tuple[str, ...]:
-    """The TensorRTs that can be imported here, without importing one."""
-    return tuple(name for name, modules in MODULES.items() if any(map(importlib.util.find_spec, modules)))
-
-
-def _chosen(runtime: str | None, capability: int | None) -> tuple[str, int | None]:
-    if runtime is not None and runtime not in RUNTIMES:
-        raise UsageError(f"no runtime {runtime!r}; choose {' or '.join(RUNTIMES)}")
-    here = [name for name in installed() if runtime in (None, name)]
-    if not here:
-        raise PluginError(
-            f"building an engine needs {runtime or 'TensorRT'}: pip install 'tensorrt>=10.15', "
-            "or tensorrt-rtx, which builds without a GPU"
-        )
-    if here[0] != "tensorrt-rtx":
-        if capability is not None:
-            raise UsageError(
-                "TensorRT builds for the GPU that it finds; a compute capability is for tensorrt-rtx alone"
-            )
-        return here[0], None
-    if capability is not None and capability not in CAPABILITIES:
-        raise UsageError(
-            f"TensorRT-RTX does not build for {capability}; choose one of {', '.join(map(str, CAPABILITIES))}"
-        )
-    return here[0], capability or _CAPABILITY
 
 
 def _check_nodes(path: str | os.PathLike[str]) -> None:
@@ -224,29 +207,75 @@ def _build(path: Path, engine: Path, job: _Job, folder: Path) -> Engine:
     model = modelio.load(path)
     shapes, notes = profiles(model, job.shapes)
     library = library_path() if has_plugin_nodes(Nodes(model.clone())) else None
+    notes += (*job.choice.notes, *(() if library is None else choice.check_code(library, job.choice)))
     told = {
-        "runtime": job.runtime,
+        "runtime": job.choice.runtime,
         "model": str(path.absolute()),
         "engine": str(engine),
         "library": None if library is None else str(library),
         "serialize": job.serialize,
-        "capability": job.capability,
+        "capability": job.choice.capability,
         "profiles": [profile.to_json() for profile in shapes],
     }
     result = _run(told, folder, files.shown(path))
     found = layers.parse(result["layers"])
+    matches = _matches(model)
+    norms = layers.norms(matches, found)
+    if library is not None:
+        notes += _unplugged(matches, norms, files.shown(path))
     return Engine(
-        runtime=job.runtime,
+        runtime=job.choice.runtime,
         runtime_version=result["version"],
         path=None,
         size=engine.stat().st_size,
-        capability=job.capability,
+        capability=job.choice.capability,
         library=library,
         layers=len(found),
-        norms=layers.norms(_matches(model), found),
+        norms=norms,
         profiles=shapes,
         notes=notes,
     )
+
+
+def _unplugged(matches: Sequence[Match], norms: Sequence[NormLayers], name: str) -> tuple[str, ...]:
+    """Plugin nodes that the plugin does not run, each one sentence; one that nothing runs is an error."""
+    notes = []
+    for match, norm in zip(matches, norms, strict=True):
+        if norm.form != "plugin" or norm.kind == "plugin":
+            continue
+        if norm.kind != "gone":
+            notes.append(f"{norm.name} is a plugin node, and TensorRT runs it as {norm}, not by the plugin")
+        elif _is_read(match.output):
+            raise CheckFailedError(
+                f"no layer of the engine of {name} runs the plugin node {norm.name}: TensorRT took something else for "
+                "it or for what is around it; rename functions of one name, or build with --without-plugin"
+            )
+        else:
+            notes.append(f"nothing reads the result of {norm.name}, and the engine leaves it out")
+    return tuple(notes)
+
+
+def _is_read(value: ir.Value) -> bool:
+    """Whether a value leads to an output of its graph, branch or function."""
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        if current.is_graph_output():
+            return True
+        after = {output for node, _ in current.uses() for output in node.outputs} - seen
+        seen |= after
+        pending += after
+    return False
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """As `files.replacing`; a place that refuses the file only when it is written is an error of usage too."""
+    try:
+        with files.replacing(target) as temporary:
+            yield temporary
+    except OSError as error:
+        raise UsageError(f"cannot write {files.shown(target)}: {files.words(error)}; name another place") from error
 
 
 def _matches(model: ir.Model) -> list[Match]:
@@ -280,7 +309,7 @@ def _environment(runtime: str, folder: Path) -> dict[str, str]:
 
     Its parser opens libtensorrt_rtx.so to find plugins, and the wheel has libtensorrt_rtx.so.1 alone.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = choice.import_path()
     spec = importlib.util.find_spec("tensorrt_rtx_libs") if runtime == "tensorrt-rtx" else None
     for place in (spec.submodule_search_locations or ()) if spec else ():
         library = Path(place) / "libtensorrt_rtx.so.1"

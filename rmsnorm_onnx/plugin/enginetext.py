@@ -45,6 +45,9 @@ def _print_table(console: Console, engines: Sequence[Engine], titles: Sequence[s
         form = [Text(first.form)] if len(engines) == 1 else []
         cells = [_cell(norm) for norm in (first, *(other.get(first.name) for other in others))]
         table.add_row(Text(first.name), Text(first.module or ""), *form, *cells)
+    shown = {norm.name for norm in engines[0].norms}
+    for second in (norm for other in others for norm in other.values() if norm.name not in shown):
+        table.add_row(Text(second.name), Text(second.module or ""), Text(""), _cell(second))
     console.print(table)
 
 

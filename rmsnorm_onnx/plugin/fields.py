@@ -17,6 +17,7 @@ from rmsnorm_onnx.errors import SpecError
 from rmsnorm_onnx.forms.plugin import FIELDS, NAMESPACE, OPERATOR, VERSION
 from rmsnorm_onnx.plugin.faults import Fault
 from rmsnorm_onnx.plugin.nodes import DOMAINS, IDENTITY, PluginNode
+from rmsnorm_onnx.plugin.nodes import RESULTS as _TYPES
 from rmsnorm_onnx.spec import PLACEMENTS, RMSNormSpec
 
 _IDENTITY_VALUES: Mapping[str, str] = {"plugin_version": VERSION, "plugin_namespace": NAMESPACE}
@@ -27,7 +28,7 @@ _OTHERS: Mapping[str, ir.AttributeType] = {
     "trailing": ir.AttributeType.INT,
     "gain": ir.AttributeType.TENSOR,
 }
-_TYPES = ("float32", "float16", "bfloat16")
+_INT32 = (-(2**31), 2**31 - 1)
 
 
 def check_identity(node: PluginNode) -> Iterator[Fault]:
@@ -64,7 +65,26 @@ def check_fields(node: PluginNode) -> Iterator[Fault]:
             yield node.fault(name, what, f"write {name} as {kind.name}")
         elif found is None and (name in _ALL or name in node.node.attributes):
             yield node.fault(name, *_missing(node, name, kind, unknown))
+    yield from check_integers(node)
     yield from _check_values(node)
+
+
+def unknown_names(node: PluginNode, function: ir.Function | None) -> list[str]:
+    """A node's attributes that neither the plugin nor the function of the node's name has."""
+    known = {**_ALL, **_OTHERS}.keys() | (set() if function is None else set(function.attributes))
+    return [name for name in node.node.attributes if name not in known]
+
+
+def check_integers(node: PluginNode) -> Iterator[Fault]:
+    """Integers that change on their way: TensorRT's parser hands a plugin the lower 32 bits of each, silently."""
+    for name, found in node.attributes.items():
+        if found.type not in (ir.AttributeType.INT, ir.AttributeType.INTS):
+            continue
+        held = found.value if found.type == ir.AttributeType.INTS else [found.value]
+        for value in (v for v in held if not _INT32[0] <= v <= _INT32[1]):
+            what = f"{value} does not fit into 32 bits, and TensorRT hands a plugin the lower ones alone: "
+            what += f"{(value - _INT32[0]) % 2**32 + _INT32[0]}"
+            yield node.fault(name, what, f"write a number from {_INT32[0]} to {_INT32[1]}")
 
 
 def spec_of(node: PluginNode) -> RMSNormSpec | None:

@@ -14,10 +14,13 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.forms.plugin import NAMESPACE, OPERATOR, VERSION
 from rmsnorm_onnx.plugin.faults import Fault
-from rmsnorm_onnx.plugin.fields import check_import
-from rmsnorm_onnx.plugin.nodes import IDENTITY, PluginNode
+from rmsnorm_onnx.plugin.fields import check_import, check_integers
+from rmsnorm_onnx.plugin.inputs import missing_input
+from rmsnorm_onnx.plugin.nodes import DOMAINS, IDENTITY, PluginNode
 
+_DEFAULTS = {"plugin_version": "1", "plugin_namespace": ""}
 _EPSILONS = ("epsilon", "eps", "variance_epsilon", "rms_norm_eps", "layer_norm_epsilon")
 
 
@@ -37,12 +40,31 @@ class Described:
     namespace: str | None = None
     version: str | None = None
 
+    def __str__(self) -> str:
+        """What was said of it."""
+        said = {"namespace": self.namespace, "version": self.version}
+        words = [f"{name} {value!r}" for name, value in said.items() if value is not None]
+        name = f"{self.domain}::{self.op}" if self.domain else self.op
+        return f"{name} ({', '.join(words)})" if words else name
+
+    def is_ours(self) -> bool:
+        """Whether it can be this package's plugin."""
+        names = ((self.op, OPERATOR), (self.namespace, NAMESPACE), (self.version, VERSION))
+        return all(said in (None, own) for said, own in names) and self.domain in (None, *DOMAINS)
+
+    def means(self, node: ir.Node) -> bool:
+        """Whether a node that could be this package's is meant for the plugin described: it does not say otherwise."""
+        said = node.attributes.get("plugin_namespace")
+        own = said is not None and not said.is_ref() and said.value == NAMESPACE
+        return node.op_type == self.op and not self.is_ours() and not own
+
 
 def check_foreign(node: PluginNode, described: Described | None) -> Iterator[Fault]:
     """Everything that is wrong about a node of another plugin, as far as it can be known."""
     yield from _check_domain(node, described)
     yield from check_import(node)
     wanted = {"plugin_version": described.version, "plugin_namespace": described.namespace} if described else {}
+    yield from check_integers(node)
     for name in IDENTITY:
         yield from _check_identity(node, name, wanted.get(name))
     if described is not None or "rmsnorm" in node.node.op_type.lower():
@@ -64,7 +86,7 @@ def _check_domain(node: PluginNode, described: Described | None) -> Iterator[Fau
 def _check_identity(node: PluginNode, name: str, wanted: str | None) -> Iterator[Fault]:
     found = node.attributes.get(name)
     if found is None:
-        if wanted is not None:
+        if wanted not in (None, _DEFAULTS[name]):
             what = "it is missing, and TensorRT then looks for the defaults, version '1' and namespace ''"
             yield node.fault(name, what, f"write {name} = {wanted!r}")
     elif found.type != ir.AttributeType.STRING:
@@ -91,8 +113,8 @@ def _check_epsilon(node: PluginNode) -> Iterator[Fault]:
 def _check_scale(node: PluginNode) -> Iterator[Fault]:
     given = node.node.inputs
     for name, value in zip(("x", "scale"), given, strict=False):
-        if value is None:
-            yield node.fault(name, "the input is empty, and a plugin's inputs cannot be left out", f"connect {name}")
+        if value is None or value in node.absent:
+            yield missing_input(node, name, value)
     x, scale = (*given, None, None)[:2]
     if x is None or scale is None:
         return

@@ -11,9 +11,10 @@ from rmsnorm_onnx import dtypes
 from rmsnorm_onnx.inference import Dim, Dims
 from rmsnorm_onnx.plugin.faults import Fault
 from rmsnorm_onnx.plugin.fields import spec_of, x_name
+from rmsnorm_onnx.plugin.nodes import RESULTS as _TYPES
 from rmsnorm_onnx.plugin.nodes import PluginNode
 
-_TYPES = ("float32", "float16", "bfloat16")
+_MAX_RANK = 8  # of any tensor of TensorRT, nvinfer1::Dims::MAX_DIMS
 
 
 def check_inputs(node: PluginNode) -> Iterator[Fault]:
@@ -28,8 +29,8 @@ def check_inputs(node: PluginNode) -> Iterator[Fault]:
         return
     named: dict[str, ir.Value] = {}
     for name, value in zip(names, given, strict=True):
-        if value is None:
-            yield node.fault(name, "the input is empty, and a plugin's inputs cannot be left out", f"connect {name}")
+        if value is None or value in node.absent:
+            yield missing_input(node, name, value)
         else:
             named[name] = value
             yield from _check_element(node, name, node.types.get(value))
@@ -39,11 +40,20 @@ def check_inputs(node: PluginNode) -> Iterator[Fault]:
     yield from _check_output(node, named.get("x"))
 
 
+def missing_input(node: PluginNode, name: str, value: ir.Value | None) -> Fault:
+    """The fault of an input that the node leaves empty, or that a call of the function around it leaves out."""
+    if value is None:
+        return node.fault(name, "the input is empty, and a plugin's inputs cannot be left out", f"connect {name}")
+    what = f"it is the function's input {value.name!r}, which a call leaves out, and a plugin's inputs cannot be"
+    return node.fault(name, what, f"pass {value.name!r} in every call")
+
+
 def unknowns(node: PluginNode) -> list[str]:
     """The inputs whose type or rank is not known, so that they were not checked."""
     names = input_names(node) or ()
     pairs = list(zip(names, node.node.inputs, strict=False))
-    return [n for n, v in pairs if v is not None and (node.types.get(v) is None or node.shapes.get(v) is None)]
+    known = [(name, value) for name, value in pairs if value is not None and value not in node.absent]
+    return [name for name, value in known if node.types.get(value) is None or node.shapes.get(value) is None]
 
 
 def input_names(node: PluginNode) -> tuple[str, ...] | None:
@@ -89,6 +99,9 @@ def _check_gain_attribute(node: PluginNode) -> Iterator[Fault]:
 
 def _check_shapes(node: PluginNode, named: Mapping[str, ir.Value]) -> Iterator[Fault]:
     shape, axes = node.shapes.get(named["x"]), node.number("axes")
+    if shape is not None and len(shape) > _MAX_RANK:
+        what = f"its rank is {len(shape)}, and TensorRT's tensors have at most {_MAX_RANK} dimensions"
+        yield node.fault("x", what, "reshape it before the norm, and back after it")
     if shape is None or not axes or any(a >= 0 for a in axes):
         return
     if -min(axes) > len(shape):

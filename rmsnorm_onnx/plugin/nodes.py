@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from rmsnorm_onnx import functions
+from rmsnorm_onnx import dtypes, functions
 from rmsnorm_onnx.forms.plugin import FIELDS, NAMESPACE, ONNXRUNTIME_DOMAIN, OPERATOR
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.plugin.faults import Fault
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import node_name
-from rmsnorm_onnx.view import View
+from rmsnorm_onnx.view import Ref, View
 
 IDENTITY = ("plugin_version", "plugin_namespace")
 DOMAINS = (functions.DOMAIN, ONNXRUNTIME_DOMAIN)
+RESULTS = ("float32", "float16", "bfloat16")
+"""The float types that the plugin takes and gives."""
+
+Known: TypeAlias = tuple[ir.DataType, Dims | None]
+"""The element type of a value, and its shape as far as it is known."""
+
 CONTRIB = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 
 # Axes and epsilon are common words; the rest of the fields is ours alone.
@@ -42,6 +48,7 @@ class PluginNode:
         types: The element type of each input and of each output, as far as it is known.
         shapes: Their shapes.
         imports: The version of each domain where the node stands.
+        absent: The inputs that a call of the function around the node leaves out.
     """
 
     node: ir.Node
@@ -51,6 +58,7 @@ class PluginNode:
     types: Mapping[ir.Value, ir.DataType | None]
     shapes: Mapping[ir.Value, Dims | None]
     imports: Mapping[str, int]
+    absent: frozenset[ir.Value]
 
     @property
     def op(self) -> str:
@@ -82,7 +90,8 @@ class Nodes:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self._view = View(model)
-        self._shapes = Shapes(self._view)
+        self._results: dict[Ref, Known] = {}
+        self._shapes = _Shapes(self._view, self._results)
 
     def __iter__(self) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
         """Every node that can run, with the calls that lead to it."""
@@ -111,9 +120,12 @@ class Nodes:
         }
         types: dict[ir.Value, ir.DataType | None] = {}
         shapes: dict[ir.Value, Dims | None] = {}
+        absent = set()
         for index, value in enumerate(node.inputs):
             ref = self._view.input(node, calls, index)
-            if value is not None and ref is not None:
+            if value is not None and ref is None:
+                absent.add(value)
+            elif value is not None and ref is not None:
                 held = ref.value.const_value  # what a file declares of a stored tensor may be wrong
                 types[value] = self._shapes.dtype(ref)
                 shapes[value] = self._shapes.shape(ref) if held is None else tuple(held.shape)  # type: ignore[arg-type]
@@ -124,17 +136,45 @@ class Nodes:
             )
         container = self._view.container(node)
         imports = dict(container.opset_imports)
-        return PluginNode(node, calls, self._view.scope(node), attributes, types, shapes, imports)
+        return PluginNode(node, calls, self._view.scope(node), attributes, types, shapes, imports, frozenset(absent))
 
     def note_output(self, node: PluginNode) -> None:
-        """Let what is known of x hold for a result that the file declares nothing of: the next norm may read it."""
+        """Let what is known of x hold for a result that the file declares nothing of: the next norm may read it.
+
+        Inside a function it holds for this call alone.
+        """
         x = node.node.inputs[0] if node.node.inputs else None
-        if x is None or not node.node.outputs or node.calls:
+        if x is None or not node.node.outputs:
             return
         result = node.node.outputs[0]
-        dtype, shape = node.types.get(x), node.shapes.get(x)
-        if result.dtype is None and dtype is not None:
-            said = node.text("result_type")
-            result.dtype = ir.DataType.FLOAT if said == "float32" else dtype
+        dtype, shape = _result_type(node, node.types.get(x)), node.shapes.get(x)
+        if result.dtype is not None or dtype is None:
+            return
+        if node.calls:
+            self._results[Ref(result, node.calls)] = (dtype, shape)
+        else:
+            result.dtype = dtype
             result.shape = result.shape or (None if shape is None else ir.Shape(shape))
-            self._shapes = Shapes(self._view)  # what was inferred before does not know it
+        self._shapes = _Shapes(self._view, self._results)  # what was inferred before does not know it
+
+
+class _Shapes(Shapes):
+    """Shapes and types, with what is known of the results of plugin nodes inside functions."""
+
+    def __init__(self, view: View, results: Mapping[Ref, Known]) -> None:
+        super().__init__(view)
+        self._results = results
+
+    def dtype(self, ref: Ref) -> ir.DataType | None:
+        return self._results[ref][0] if ref in self._results else super().dtype(ref)
+
+    def shape(self, ref: Ref) -> Dims | None:
+        return self._results[ref][1] if ref in self._results else super().shape(ref)
+
+
+def _result_type(node: PluginNode, x_type: ir.DataType | None) -> ir.DataType | None:
+    """The type of a node's result: x's, or the one that its field names; of another plugin's node x's."""
+    said = node.number("result_type")
+    if said is None or said == "x":
+        return x_type
+    return dtypes.ir_dtype(said) if said in RESULTS else None

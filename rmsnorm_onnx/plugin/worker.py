@@ -1,12 +1,13 @@
 """One engine build, in a process of its own: TensorRT aborts its process where a build fails badly.
 
 `python -m rmsnorm_onnx.plugin.worker JOB RESULT` reads the job as JSON, writes the engine, and writes the result as
-JSON: whether it went well, TensorRT's errors, and the layers that it printed.
+JSON: whether it went well, TensorRT's errors, and the layers that it printed. `--import RUNTIME` only imports one.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,9 +16,16 @@ from typing import Any
 MODULES = {"tensorrt": ("tensorrt",), "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}
 """The modules of each TensorRT, the first that can be imported."""
 
+IMPORT = "--import"
+"""In a job's place: import a TensorRT, and say this word when it went well."""
+
 
 def main(job_file: str, result_file: str) -> None:
     """Does one job."""
+    if job_file == IMPORT:
+        _module(result_file)
+        print(IMPORT)
+        return
     job = json.loads(Path(job_file).read_text())
     result = _build(job)
     Path(result_file).write_text(json.dumps(result))
@@ -56,12 +64,8 @@ def _build(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module(runtime: str) -> Any:
-    for name in MODULES[runtime]:
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            problem = error
-    raise problem
+    there = [name for name in MODULES[runtime] if importlib.util.find_spec(name)]
+    return importlib.import_module(there[0])
 
 
 def _logger(trt: Any) -> tuple[Any, dict[str, Any]]:
