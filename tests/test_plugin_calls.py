@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_plugin_check import fields, good, in_function, inner_node, norm, set_field
+from plugin_kit import fields, good, in_function, inner_node, norm, set_field
 
 from rmsnorm_onnx import plugin
 from rmsnorm_onnx.forms.plugin import ONNXRUNTIME_DOMAIN

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx
 from form_kit import SPECS, Site, write
+from plugin_kit import good, norm, set_field
 from test_cli import Run, run  # noqa: F401
-from test_plugin_check import good, norm, set_field
 from test_plugin_foreign import foreign
 
 from rmsnorm_onnx import plugin
