@@ -249,6 +249,8 @@ class _Comparison:
             yield f"{label}: its epsilon is {np.float32(held)!s}, the file's {np.float32(epsilon)!s}"
         if pair.misses(self._ours) and not self._declined:
             yield f"{label}: {pair.call(self._ours)}"
+        if pair.invents(self._ours):
+            yield f"{label}: the file computes it, and PyTorch does not run its module"
         if gain.verdict == "differs":
             yield f"{label}: {gain.words}"
         elif ours is not None and ours.ratio > 1.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  (makes numpy know bfloat16)
@@ -42,11 +42,13 @@ class Capture:
         outputs: Its tensors, in the order of torch's pytree.
         modules: The calls of each module that was watched, in order.
         functions: The calls of F.rms_norm in the body of each, in order.
+        idle: The watched modules whose forward did not run, in whatever way it may be called.
     """
 
     outputs: tuple[np.ndarray, ...]
     modules: Mapping[str, Sequence[Call]]
     functions: Mapping[str, Sequence[Call]]
+    idle: frozenset[str] = frozenset()
 
 
 def capture(
@@ -75,9 +77,12 @@ def capture(
             after = part.register_forward_hook(seen.leave, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
+        for name, key in watched.items():
+            stack.enter_context(seen.forward_of(module.get_submodule(name), key))
         result = module(*args, **kwargs)
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return Capture(tuple(map(to_numpy, leaves)), dict(seen.modules), dict(seen.functions))
+    idle = frozenset(watched.values()) - seen.ran
+    return Capture(tuple(map(to_numpy, leaves)), dict(seen.modules), dict(seen.functions), idle)
 
 
 class _Recorder:
@@ -86,6 +91,7 @@ class _Recorder:
     def __init__(self, keys: Mapping[int, str]) -> None:
         self.modules: dict[str, list[Call]] = defaultdict(list)
         self.functions: dict[str, list[Call]] = defaultdict(list)
+        self.ran: set[str] = set()
         self._keys = keys
         self._inside: list[tuple[str | None, np.ndarray | None]] = []
 
@@ -99,6 +105,30 @@ class _Recorder:
         if key is not None and x is not None:
             y = _first(result, {})
             self.modules[key].append(Call(x, None if y is None else to_numpy(y)))
+
+    @contextlib.contextmanager
+    def forward_of(self, part: Any, key: str) -> Iterator[None]:
+        """Notices runs of forward, which some models call by its name, past the hooks."""
+        import torch
+
+        if isinstance(part, torch.jit.ScriptModule):  # takes no other forward
+            self.ran.add(key)
+            yield
+            return
+        own, forward = vars(part).get("forward"), part.forward
+
+        def noticed(*args: Any, **kwargs: Any) -> Any:
+            self.ran.add(key)
+            return forward(*args, **kwargs)
+
+        part.forward = noticed
+        try:
+            yield
+        finally:
+            if own is None:
+                del part.forward
+            else:
+                part.forward = own
 
     def functions_mode(self) -> Any:
         import torch

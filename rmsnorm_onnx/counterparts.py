@@ -66,6 +66,10 @@ class Pair:
         functions, calls = (held.get(self.key or "", ()) for held in (capture.functions, capture.modules))
         return len(functions) > self.count or (not self.bare and not functions and len(calls) > self.count)
 
+    def invents(self, capture: Capture) -> bool:
+        """Whether the file always computes a norm whose module PyTorch does not run."""
+        return self.key in capture.idle and not self.bare and self.match.scope == ""
+
 
 def pair(matches: Sequence[Match], module: torch.nn.Module) -> list[Pair]:
     """Each norm of a file with the module that it is."""

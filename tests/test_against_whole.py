@@ -235,6 +235,32 @@ def test_norms_that_change_nothing_are_not_missed() -> None:
     assert report.ok and not report.faults and len(report.norms) == 3
 
 
+class Stopping(Residual):
+    """Ends before its last norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class Direct(Residual):
+    """Calls its last norm's forward by name, past hooks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last.forward(Stopping.forward(self, x))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_that_pytorch_does_not_run(dtype: str) -> None:
+    """A norm too many in the file is a fault in every type, also where the outputs cannot be compared."""
+    file = export(seeded(Residual), example(), dynamic_shapes={}, dtype=dtype).model
+    report = verify_torch(file, seeded(Stopping), example(), dtype=dtype)
+    said = "last: the file computes it, and PyTorch does not run its module"
+    assert [line for norm in report.norms for line in norm.faults if line == said] == [said] and not report.ok
+    assert verify_torch(file, seeded(Direct), example(), dtype=dtype).ok
+
+
 class Wrapped(nn.Module):
     """Residual under another name."""
 
