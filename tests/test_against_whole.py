@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import nets
@@ -293,8 +294,7 @@ def test_shared_norms_are_not_missed() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", tiny.NAMES)
+@pytest.mark.parametrize(("name", "dtype"), zip(tiny.NAMES, itertools.cycle(["float32", "float16"]), strict=False))
 def test_good_files_of_every_family(name: str, dtype: str) -> None:
     """No output of a file that was exported from a tiny model is called wrong, and no norm of it is missed."""
     model = tiny.build(name, dtype)

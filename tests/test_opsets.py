@@ -152,10 +152,15 @@ def everything(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def values(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each value by name."""
+def values(model: ir.Model, feeds: Mapping[str, np.ndarray], rounds: bool = True) -> dict[str, np.ndarray]:
+    """Each value by name, in onnxruntime; where that leaves out roundings, in onnx's own evaluator."""
     proto = everything(model)
-    return dict(zip((o.name for o in proto.graph.output), run(proto, feeds), strict=True))
+    computed = run(proto, feeds) if rounds else ReferenceEvaluator(proto).run(None, dict(feeds))
+    return dict(zip((o.name for o in proto.graph.output), computed, strict=True))
+
+
+UNROUNDED = {("mamba2", "float16")}
+"""onnxruntime has no float16 kernel of Softplus, and gives it values that it has not rounded, at some opsets."""
 
 
 def check_whole(name: str, dtype: str, target: int) -> None:
@@ -168,7 +173,7 @@ def check_whole(name: str, dtype: str, target: int) -> None:
 
     plain, report = opsets.convert(original, target, form="primitive")
     assert report.found == len(found) and ir.to_proto(original).SerializeToString() == before
-    old, new = values(original, feeds), values(plain, feeds)
+    old, new = (values(m, feeds, rounds=(name, dtype) not in UNROUNDED) for m in (original, plain))
     shared = old.keys() & new.keys()
     assert shared >= {o.name for o in original.graph.outputs} and len(shared) > 0.9 * len(old)
     wrong = [n for n in shared if not same([old[n]], [new[n]])]
@@ -202,8 +207,9 @@ def test_whole_models(name: str, dtype: str, target: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_all_whole_models(name: str, dtype: str) -> None:
-    """The same for five models in two types, in float16 at each opset."""
-    for target in (17, 16, 15, 14, 13, 23, 24, NEWEST) if dtype == "float16" else (13,):
+    """The same for every model in two types, in float16 at the ends, and for some at each opset."""
+    between = (16, 15, 14, 24) if name in ("llama", "gpt-oss", "t5", "mlp") else ()
+    for target in (17, 13, 23, NEWEST, *between) if dtype == "float16" else (13,):
         check_whole(name, dtype, target)
 
 
