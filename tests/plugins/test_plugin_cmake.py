@@ -213,7 +213,7 @@ def test_pip_builds_the_plugin_where_it_is_asked_for(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = tmp_path.glob("*.whl")
     assert "-py3-none-linux" in made.name
-    libraries = [name for name in zipfile.ZipFile(made).namelist() if name.endswith((".so", ".h", ".a"))]
+    libraries = [name for name in zipfile.ZipFile(made).namelist() if name.endswith((".so", ".a"))]  # and the sources
     assert libraries == ["rmsnorm_onnx/lib/librmsnorm_onnx_plugin.so"]
 
 
