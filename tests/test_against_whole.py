@@ -293,8 +293,12 @@ def test_shared_norms_are_not_missed() -> None:
     assert report.ok and not report.faults
 
 
+# Cohere and Nemotron have no norm, torch's scan (the GRU) takes no hooks, and timm needs another stand-in.
+MEASURED = [name for name in tiny.NAMES if name not in ("cohere", "nemotron", "gru", "timm-vit")]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "dtype"), zip(tiny.NAMES, itertools.cycle(["float32", "float16"]), strict=False))
+@pytest.mark.parametrize(("name", "dtype"), [*zip(MEASURED, itertools.cycle(["float32", "float16"]), strict=False)])
 def test_good_files_of_every_family(name: str, dtype: str) -> None:
     """No output of a file that was exported from a tiny model is called wrong, and no norm of it is missed."""
     model = tiny.build(name, dtype)
