@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
+from standin import build
 
 import rmsnorm_onnx
 from rmsnorm_onnx import adapters, cli, opsets, relabel, single
@@ -137,7 +138,7 @@ def test_every_step_has_its_place() -> None:
 @functools.cache
 def exported(name: str, dtype: str) -> ir.Model:
     """A tiny model at opset 18, its norms plain operators."""
-    built = tiny.build(name, dtype)
+    built = build(name, dtype)
     return rmsnorm_onnx.export(
         built.module, built.args, opset=18, fuse=False, dynamic_shapes=built.dynamic_shapes
     ).model
@@ -159,8 +160,8 @@ def values(model: ir.Model, feeds: Mapping[str, np.ndarray], rounds: bool = True
     return dict(zip((o.name for o in proto.graph.output), computed, strict=True))
 
 
-UNROUNDED = {("mamba2", "float16")}
-"""onnxruntime has no float16 kernel of Softplus, and gives it values that it has not rounded, at some opsets."""
+UNROUNDED = {("mamba2", "float16"), ("nemotron", "float16")}
+"""onnxruntime has no float16 kernel of some operators, such as Softplus, and leaves roundings before them out."""
 
 
 def check_whole(name: str, dtype: str, target: int) -> None:
@@ -168,7 +169,7 @@ def check_whole(name: str, dtype: str, target: int) -> None:
     original = exported(name, dtype)
     before = ir.to_proto(original).SerializeToString()
     found = [m for m in rmsnorm_onnx.find_rms_norms(original) if isinstance(m, Match)]
-    built = tiny.build(name, dtype)
+    built = build(name, dtype)
     feeds = {v.name: a.numpy() for v, a in zip(original.graph.inputs, built.inputs(3, 5, seed=1), strict=True)}
 
     plain, report = opsets.convert(original, target, form="primitive")
