@@ -280,23 +280,28 @@ def _tensors(values: Any) -> list[Any]:
     return _split(values)[0]
 
 
+def _storage(tensor: Any) -> Any:
+    """A tensor's storage; None of a subclass that wraps others and has none, for which torch raises either error."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def _put(held: dict[Any, Any], tensor: Any) -> None:
     """Remember a tensor's storage: a weak reference keeps its address from being given to another, not its memory."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # a subclass that wraps others
+    storage = _storage(tensor)
+    if storage is None:
         held[id(tensor)] = tensor
     else:
         held.setdefault(storage._cdata, StorageWeakRef(storage))
 
 
 def _in(held: dict[Any, Any], tensor: Any) -> bool:
-    try:
-        return tensor.untyped_storage()._cdata in held
-    except (NotImplementedError, RuntimeError):
-        return id(tensor) in held
+    storage = _storage(tensor)
+    return (id(tensor) if storage is None else storage._cdata) in held
 
 
 def _name(func: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from rmsnorm_onnx.exporters.job import Job, Routed
 from rmsnorm_onnx.exporters.steps import step
 
 if TYPE_CHECKING:
+    from rmsnorm_onnx.exporters.pairing import PairedNorm
     from rmsnorm_onnx.report import FusionReport
 
 OLDEST_OPSET = 13
@@ -37,14 +38,14 @@ class Goal:
         consumer: As `rmsnorm_onnx.fuse` takes it.
         form: As `rmsnorm_onnx.fuse` takes it.
         route: The one route to take; None tries several.
-        remarks: What of a model's norms is not as in the module, each one sentence.
+        pair: A model's norms beside the module's, and what differs, each one sentence.
     """
 
     fuse: bool
     consumer: str
     form: str | None
     route: str | None = None
-    remarks: Callable[[ir.Model, FusionReport | None], Sequence[str]] = lambda model, report: ()
+    pair: Callable[[ir.Model, FusionReport | None], tuple[tuple[PairedNorm, ...], list[str]]] = lambda *_: ((), [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Made:
         report: What became of the norms; None where nothing was to.
         notes: Each one sentence.
         baked: How many dimensions the tracer baked in.
-        remarks: What of its norms is not as in the module, each one sentence.
+        paired: Its norms beside the module's.
+        remarks: What differs between them, each one sentence.
     """
 
     model: ir.Model
@@ -65,6 +67,7 @@ class Made:
     report: FusionReport | None
     notes: tuple[str, ...]
     baked: int = 0
+    paired: tuple[PairedNorm, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -138,7 +141,8 @@ def _with_failures(made: Made, failures: list[tuple[Way, ExportError]], passed_o
 def _take(way: Way, job: Job, goal: Goal) -> Made:
     routed = way.export(job, way.opset)
     model, words, report = finish(routed.model, job.opset, goal, way.words)
-    return Made(model, words, report, routed.notes, routed.baked, tuple(goal.remarks(model, report)))
+    paired, remarks = goal.pair(model, report)
+    return Made(model, words, report, routed.notes, routed.baked, paired, tuple(remarks))
 
 
 def finish(model: ir.Model, opset: int, goal: Goal, words: str) -> tuple[ir.Model, str, FusionReport | None]:

@@ -119,7 +119,7 @@ def other_inputs(job: Job) -> Iterator[tuple[torch.Tensor, ...]]:
         tensors = tuple(change(tensor) for tensor in job.example.tensors)
         try:
             outputs(job, tensors)
-        except Exception:  # whatever the module raises
+        except Exception:  # the user's code may raise anything; inputs that it refuses decide nothing
             continue
         yield tensors
 

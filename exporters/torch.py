@@ -153,24 +153,19 @@ def export(
                 state=state,
                 **names,
             )
-            told = functools.partial(_remarks, module, norms or {})
-            made = routes.run(job, dataclasses.replace(goal, remarks=told))
+            beside = functools.partial(pairing.pair, module=module, kept=norms or {})
+            made = routes.run(job, dataclasses.replace(goal, pair=beside))
     if optimize:
         with ONE_AT_A_TIME, quiet():
             made = dataclasses.replace(made, model=optimised(made.model))
-    paired, remarks = pairing.pair(made.model, made.report, module, norms or {})
+    paired, remarks = made.paired, list(made.remarks)
+    if module is None or optimize:  # nothing was paired yet, or it changed since
+        paired, remarks = pairing.pair(made.model, made.report, module, norms or {})
     if output is not None:
         with step("saving"):
             modelio.save(made.model, output)
     written = made.model.opset_imports[""]
     return ExportResult(made.model, written, made.route, made.report, (*made.notes, *remarks), paired)
-
-
-def _remarks(
-    module: torch.nn.Module, norms: Mapping[type, Any], model: ir.Model, report: FusionReport | None
-) -> list[str]:
-    """What of a model's norms is not as in the module."""
-    return pairing.pair(model, report, module, norms)[1]
 
 
 def _is_program(source: Any) -> bool:

@@ -119,7 +119,7 @@ def _matters(run: TorchRun, name: str) -> bool:
     handle = run.module.get_submodule(name).register_forward_hook(doubled)
     try:
         changed = capture(run.module, run.args, run.kwargs, {}).outputs
-    except Exception:  # something reads it
+    except Exception:  # the user's code, which may raise anything, ran before: so something reads what was doubled
         return True
     finally:
         handle.remove()
