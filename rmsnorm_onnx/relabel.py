@@ -19,6 +19,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+_MAKES_SEQUENCE = ("SplitToSequence", "SequenceConstruct")
+_KEEPS_SEQUENCE = ("Identity", "SequenceInsert", "SequenceErase")
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 TypeOf = Callable[[ir.Value], ir.DataType | None]
@@ -294,7 +296,7 @@ def new_type(node: ir.Node, old: onnx.defs.OpSchema, type_of: TypeOf, *, inputs:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix("tensor(").removesuffix(")")
+    return name[len("tensor(") : -1] if name.startswith("tensor(") else name
 
 
 def type_name(value: ir.Value, type_of: TypeOf) -> str | None:
@@ -303,7 +305,22 @@ def type_name(value: ir.Value, type_of: TypeOf) -> str | None:
         proto = ir.to_proto(value).type
         return _proto_name(proto)
     dtype = type_of(value)
-    return None if dtype is None else f"tensor({_element(int(dtype))})"
+    return _sequence_name(value, type_of) if dtype is None else f"tensor({_element(int(dtype))})"
+
+
+def _sequence_name(value: ir.Value, type_of: TypeOf) -> str | None:
+    """The type of a sequence that the file declares no type for, from the operator that makes it.
+
+    Inference of element types passes sequences over, and inside a function's body no file declares any.
+    """
+    node = value.producer()
+    first = node.inputs[0] if node is not None and node.inputs else None
+    if node is None or first is None or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in _MAKES_SEQUENCE:
+        element = type_name(first, type_of)
+        return None if element is None else f"seq({element})"
+    return _sequence_name(first, type_of) if node.op_type in _KEEPS_SEQUENCE else None
 
 
 def _proto_name(proto: onnx.TypeProto) -> str | None:

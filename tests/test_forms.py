@@ -155,13 +155,39 @@ def test_only_the_contrib_op_moves_a_rounding(name: str, x_type: str) -> None:
         ("onnx", "float16", "torch", ["Cast", "Cast", "RMSNormalization", "Cast"]),
         ("onnx", "float32", "torch", ["RMSNormalization"]),
         ("contrib", "float16", "torch", ["SimplifiedLayerNormalization"]),
-        ("contrib", "float32", "gemma", ["Add", "SimplifiedLayerNormalization"]),
+        ("onnx", "float16", "gemma", ["Cast", "RMSNormalization", "Cast"]),
+        ("contrib", "float32", "gemma", ["SimplifiedLayerNormalization"]),
+        ("contrib", "float16", "gemma", ["SimplifiedLayerNormalization", "Cast"]),
     ),
 )
 def test_where_a_native_node_rounds(form: str, x_type: str, name: str, expected: list[str]) -> None:
     """Llama's order is a node in x's type; torch's and Gemma's a float32 node between Casts, or the contrib op."""
     nodes = write([Site(SPECS[name], x_type)], form, 23).graph.node
     assert [n.op_type for n in nodes if n.op_type != "Constant"] == expected
+
+
+@pytest.mark.parametrize("form", ("onnx", "contrib"))
+@pytest.mark.parametrize(("formed", "wanted"), (("float32", 1 + 2.0**-12), ("float16", 1.0)))
+def test_an_offset_is_folded_into_a_constant_gain(form: str, formed: str, wanted: float) -> None:
+    """1 + g is one constant, formed where the norm forms it: float32 keeps a small g, float16 loses it."""
+    spec = ONCE.replace(gain_offset=1.0, gain_type=formed)
+    model, (match,) = build([Site(spec, "float16")], 23)
+    match.gain.const_value = ir.tensor(np.full(16, 2.0**-12, np.float16), name="gain0")
+    replace(model, match, form, Names(model), FunctionLibrary(model))
+    node = next(n for n in model.graph if n.op_type == FORMS[form].OPERATOR)
+    scale = node.inputs[1].const_value.numpy()
+    assert scale.dtype == np.float32
+    assert (scale == wanted).all()
+    assert not any(n.op_type == "Add" for n in model.graph)
+
+
+@pytest.mark.parametrize("form", ("onnx", "contrib"))
+def test_an_offset_is_added_to_a_gain_that_callers_may_replace(form: str) -> None:
+    """An initializer that is an input as well is no constant: 1 + g stays a sum of the graph."""
+    model, (match,) = build([Site(SPECS["gemma"])], 23)
+    model.graph.inputs.append(match.gain)
+    replace(model, match, form, Names(model), FunctionLibrary(model))
+    assert [n.op_type for n in model.graph if n.op_type != "Constant"] == ["Add", FORMS[form].OPERATOR]
 
 
 @pytest.mark.parametrize("x_type", TYPES)
@@ -196,6 +222,8 @@ def test_a_bare_native_node_reads_as_what_was_written(form: str, x_type: str) ->
         reading = form_.read(nodes[0], Known())
         assert isinstance(reading, Reading), reading
         held = spec.replace(epsilon=float(np.float32(spec.epsilon)))
+        if form != "plugin" and spec.gain_offset:  # now in the gain
+            held = held.replace(gain_offset=0.0)
         assert reading.spec.canonical(x_type) == held.canonical(x_type), name
         assert reading.x is match.x
         read += 1

@@ -117,6 +117,32 @@ def test_a_refusal_names_the_node_of_the_file() -> None:
     assert "att/" not in str(caught.value).split(" at att: ")[0]
 
 
+PARTS = "n = Constant <value_int = 2> ()  s = SplitToSequence (x, n)  {k} = Identity (s)"
+IN_GRAPH = (
+    "g (float[4, 3] x) => (float[2, 3] y) {{ {parts}  at = Constant <value_int = 1> ()  y = SequenceAt (k, at) }}"
+)
+IN_FUNCTION = """<ir_version: 10, opset_import: ["" : 24, "user" : 1]>
+g (float[4, 3] x) => (float[2, 3] y) {{ y = user.Second (x) }}
+<domain: "user", opset_import: ["" : 24]>
+Second (x) => (y) {{ {parts}  at = Constant <value_int = 1> ()  y = SequenceAt (k, at) }}
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_sequences_are_moved(inside: bool) -> None:
+    """Files often declare types for tensors alone; a sequence's follows from what it is made of, in functions too."""
+    parts = PARTS.format(k="k")
+    proto = (
+        onnx.parser.parse_model(IN_FUNCTION.format(parts=parts)) if inside else text(IN_GRAPH.format(parts=parts), 24)
+    )
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for opset in (17, 23, 18):
+        proto = moved(proto, opset)
+        assert same(run(proto, {"x": x}), [x[2:]])
+    with pytest.raises(ConversionError, match=r"Identity \(version 14\).*seq\(tensor\(float\)\)"):
+        opsets.convert(ir.from_proto(proto), 13)
+
+
 ROI = """g (float[1, 2, 6, 6] x, float[1, 4] b, int64[1] i) => (float[1, 2, 2, 2] y) {
     [roi] y = RoiAlign <output_height = 2, output_width = 2> (x, b, i)
 }"""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.body import Body, cast, shift, weight
+from rmsnorm_onnx.body import Body, cast, shift
 from rmsnorm_onnx.forms import native
 from rmsnorm_onnx.forms.reading import (
     Reading,
@@ -61,15 +61,14 @@ def rounding_change(match: Match) -> str | None:
 def write(match: Match, writer: Writer) -> ir.Value:
     """Writes the node, and outside it what it cannot say: an offset, a bias, Casts."""
     body = body_of(match, writer.opset)
-    spec, op = body.spec, writer.ops
-    gain = gain_input(match)
+    op, gain = writer.ops, gain_input(match)
     x_type, scale_type = _node_types(match, body)
     attributes = native.attributes(match)
     x = cast(op, norm_input(match, writer), match.x_type, x_type)
     if gain is None:
         gain = writer.constant(1.0, scale_type)
     elif not _rounds_once(match, body):
-        gain = cast(op, weight(op, body, gain), spec.gain_type, scale_type)
+        gain = native.scale_input(match, writer, body, gain, scale_type)
     value = writer.op(OPERATOR, x, gain, **attributes)
     if _rounds_once(match, body):
         return result(match, value)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx import functions
 from rmsnorm_onnx.body import refusal as body_refusal
-from rmsnorm_onnx.forms.reading import body_of, gain_input, norm_input, result
+from rmsnorm_onnx.forms.reading import body_of, constant_gain, gain_input, norm_input, result
 from rmsnorm_onnx.site import Match
 from rmsnorm_onnx.writer import Writer
 
@@ -38,11 +38,3 @@ def write(match: Match, writer: Writer) -> ir.Value:
     named = {"x": norm_input(match, writer), "gain": gain_input(match), "bias": match.bias}
     inputs = [named[name] for name in body.inputs]
     return result(match, writer.op(function.name, *inputs, domain=function.domain, **attributes))
-
-
-def constant_gain(match: Match) -> ir.TensorProtocol | None:
-    """The gain's numbers, where they are a constant that nothing can override; reads the weight."""
-    gain = gain_input(match)
-    if gain is None or gain.const_value is None or gain.is_graph_input():
-        return None
-    return ir.tensor(gain.const_value.numpy(), dtype=gain.const_value.dtype)

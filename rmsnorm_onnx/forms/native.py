@@ -8,11 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
+from rmsnorm_onnx.body import Body, arithmetic, cast, weight
 from rmsnorm_onnx.body import refusal as body_refusal
 from rmsnorm_onnx.constants import stored
-from rmsnorm_onnx.forms.reading import Unreadable, attribute
+from rmsnorm_onnx.forms.reading import Unreadable, attribute, constant_gain
 from rmsnorm_onnx.site import DeclineCode, Match
 from rmsnorm_onnx.view import onnx_op
+from rmsnorm_onnx.writer import Writer
 
 Shape = tuple[int | str | None, ...]
 
@@ -43,6 +45,20 @@ def attributes(match: Match) -> dict[str, Any]:
     spec = match.spec.resolve(match.x_type)
     stash_type = int(dtypes.ir_dtype(spec.statistic_type))
     return {"axis": spec.axes[0], "epsilon": spec.epsilon, "stash_type": stash_type}
+
+
+def scale_input(match: Match, writer: Writer, body: Body, gain: ir.Value, dtype: str) -> ir.Value:
+    """offset + gain, formed in gain_type, as the scale of a node that has no offset: in the node's type.
+
+    Where the gain is a constant so is the scale, with the roundings that the operators would make.
+    """
+    spec = body.spec
+    held = constant_gain(match) if spec.gain_offset else None
+    if held is None:
+        return cast(writer.ops, weight(writer.ops, body, gain), spec.gain_type, dtype)
+    formed, at = dtypes.numpy_dtype(spec.gain_type), dtypes.numpy_dtype(arithmetic(spec.gain_type))
+    total = held.numpy().astype(formed).astype(at) + np.asarray(spec.gain_offset, at)
+    return writer.constant(total.astype(formed), dtype)
 
 
 def read_axes(node: ir.Node, shape: Shape | None) -> tuple[int, ...]:

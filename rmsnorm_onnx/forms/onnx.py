@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from rmsnorm_onnx import dtypes
-from rmsnorm_onnx.body import cast, scale, shift, weight
+from rmsnorm_onnx.body import cast, scale, shift
 from rmsnorm_onnx.forms import native
 from rmsnorm_onnx.forms.reading import (
     Reading,
@@ -57,7 +57,7 @@ def write(match: Match, writer: Writer) -> ir.Value:
     attributes = native.attributes(match)
     x = cast(op, norm_input(match, writer), match.x_type, dtype)
     if gain is not None and body.product_type == spec.normalized_type == dtype:
-        gain = cast(op, weight(op, body, gain), spec.gain_type, dtype)
+        gain = native.scale_input(match, writer, body, gain, dtype)
         return result(match, shift(op, body, writer.op(OPERATOR, x, gain, **attributes), match.bias))
     value = writer.op(OPERATOR, x, writer.constant(1.0, dtype), **attributes)
     value = cast(op, value, dtype, spec.normalized_type)

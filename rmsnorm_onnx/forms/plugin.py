@@ -16,13 +16,13 @@ import onnx_ir as ir
 from rmsnorm_onnx import functions
 from rmsnorm_onnx.body import refusal as body_refusal
 from rmsnorm_onnx.errors import SpecError
-from rmsnorm_onnx.forms.function import constant_gain
 from rmsnorm_onnx.forms.reading import (
     Reading,
     TypeView,
     Unreadable,
     attribute,
     body_of,
+    constant_gain,
     gain_input,
     norm_input,
     result,

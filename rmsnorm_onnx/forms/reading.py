@@ -135,6 +135,16 @@ def gain_input(match: Match) -> ir.Value | None:
     return match.gain
 
 
+def constant_gain(match: Match) -> ir.TensorProtocol | None:
+    """The gain's numbers, where they are a constant that nothing can override; reads the weight."""
+    gain = gain_input(match)
+    if gain is None or gain.is_graph_input():
+        return None
+    node = gain.producer()
+    held = stored(node) if node is not None and onnx_op(node) == "Constant" else gain.const_value
+    return None if held is None else ir.tensor(held.numpy(), dtype=held.dtype)
+
+
 def norm_input(match: Match, writer: Writer) -> ir.Value:
     """x, with its residual added where the site has one."""
     if match.residual is None:
