@@ -3,10 +3,11 @@
     python benchmarks/bench_runtime.py [--rounds 15] [--size 32x4096] [--dtype float16] [--norm llama] [--step]
 
 Rows x elements of 1 x 4096, 32 x 4096, 512 x 4096 and 8192 x 128, in float32, float16 and bfloat16: the norm of OLMo 2
-(rounded once; `--norm llama`: before the gain too, which the contrib kernel leaves out) as torch.onnx exports it, in
-each form, and LayerNormalization of the same rows. The contestants take turns; a turn repeats a run until it lasts some
-milliseconds of its thread's time, which other processes add nothing to. `--step` also times one decode step of a
-4-layer Llama of width 1,024. Medians and ratios are printed and written to build/bench_runtime.json.
+(rounded once; `--norm llama`: before the gain too, which the contrib kernel leaves out; `--norm gemma`: 1 + gain) as
+torch.onnx exports it, in each form, and LayerNormalization of the same rows. The contestants take turns; a turn repeats
+a run until it lasts some milliseconds of its thread's time, which other processes add nothing to. `--step` also times
+one decode step of a 4-layer Llama of width 1,024. Medians and ratios are printed and written to
+build/bench_runtime.json.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ import torch
 import rmsnorm_onnx
 from rmsnorm_onnx.exporters import export
 from rmsnorm_onnx.exporters.transformers import export_transformers
-from rmsnorm_onnx.models.families import LlamaNorm, OlmoNorm
+from rmsnorm_onnx.models.families import GemmaNorm, LlamaNorm, OlmoNorm
 
 SIZES = ("1x4096", "32x4096", "512x4096", "8192x128")
 DTYPES = ("float32", "float16", "bfloat16")
 OPSETS = {"function": 18, "onnx": 23, "contrib": 18, "primitive": 18}
-NORMS = {"olmo": OlmoNorm, "llama": LlamaNorm}
+NORMS = {"olmo": OlmoNorm, "llama": LlamaNorm, "gemma": GemmaNorm}
 BASE = "contrib"
 TURN = 4e-3  # seconds
 OUTPUT = Path(__file__).parents[1] / "build" / "bench_runtime.json"

@@ -17,6 +17,8 @@ import onnx_ir as ir
 def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     """The rows of torch.onnx.export's `custom_translation_table` for split, split_with_sizes and chunk.
 
+    Decompositions write the unsafe forms of these (for a GRU cell's gates), whose parts are the same.
+
     Args:
         opset: The opset to write, 18 or newer.
     """
@@ -42,8 +44,11 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         aten.split.Tensor: split,
+        aten.unsafe_split.Tensor: split,
         aten.split_with_sizes.default: split_with_sizes,
+        aten.unsafe_split_with_sizes.default: split_with_sizes,
         aten.chunk.default: chunk,
+        aten.unsafe_chunk.default: chunk,
     }
 
 

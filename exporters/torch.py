@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_onnx import consumers, modelio, passes
+from rmsnorm_onnx import consumers, fullcheck, modelio, passes
 from rmsnorm_onnx.errors import MissingDependencyError, UsageError
 from rmsnorm_onnx.exporters import pairing, routes
 from rmsnorm_onnx.exporters.dynamo import OLDEST_OPSET as DEFAULT_OPSET
@@ -52,7 +52,7 @@ class ExportResult:
         route: How it was exported, in words.
         report: What `fuse` did, or None where it was not asked.
         notes: What differs from what was asked by default, each one sentence: a dimension that stayed fixed, a route
-            that failed, a norm of the module that was not found as it is.
+            that failed, a norm of the module that was not found as it is, what onnx's full check has against the file.
         norms: The norms of the file beside the modules they come from.
     """
 
@@ -161,6 +161,9 @@ def export(
     paired, remarks = made.paired, list(made.remarks)
     if module is None or optimize:  # nothing was paired yet, or it changed since
         paired, remarks = pairing.pair(made.model, made.report, module, norms or {})
+    objection = fullcheck.objection(made.model) if fullcheck.is_known(made.model) else None
+    if objection is not None:  # runtimes may still take it
+        remarks.append(f"onnx's full check refuses the file: {objection}")
     if output is not None:
         with step("saving"):
             modelio.save(made.model, output)

@@ -73,7 +73,8 @@ operators, then read. Beside what this package finds stands what other tools fin
   the other tools make of such a file is counted and not run.
 - *ulp*: the worst distance of a rewritten norm from the float64 reference, each norm alone in onnxruntime on rows of
   zeros, huge, tiny, constant and near epsilon; `!` marks one beyond the bound of its spec. *PyTorch's ulp*: that of the
-  module itself on such rows.
+  module itself on such rows. Where a bias cancels most of the product, one rounding of the product is many ulps of what
+  is left: there the number depends on the row, and the bound of each element decides.
 - *loads*: whether the whole rewritten file loads and runs in onnxruntime's CPU provider; *no kernel* where it lacks one
   for an operator of the model other than the norms.
 """

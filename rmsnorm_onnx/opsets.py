@@ -19,7 +19,7 @@ import functools
 import onnx
 import onnx_ir as ir
 
-from rmsnorm_onnx import adapters, cleanup, functions, modelio, passes, relabel, runtimes, single, weights
+from rmsnorm_onnx import adapters, cleanup, fullcheck, functions, modelio, passes, relabel, runtimes, single
 from rmsnorm_onnx.edit import Edit
 from rmsnorm_onnx.errors import ConversionError, UsageError
 from rmsnorm_onnx.inference import NATIVE_NORMS
@@ -33,7 +33,6 @@ OLDEST_OPSET = 13
 """The oldest opset that models are moved to."""
 
 _NAMED = 3  # nodes that an error names for one operator
-_CHECKED_SIZE = 1024  # bytes of an initializer that the check may need to read
 
 
 def convert(
@@ -93,14 +92,15 @@ def move(model: ir.Model, opset: int, options: passes.Options) -> list[SiteRepor
     cleanup.settle_domain(model)
     if all(default_opset(i, opset) == opset for i in _imports(model)):
         return passes.rewrite(model, options)
-    checked = _passes_check(model)
+    checked = fullcheck.objection(model) is None
     mover = _Mover(model, opset)
     sites = passes.rewrite(model, options, opset=opset)
     mover.run()
     if any(domain != functions.DOMAIN for domain, _, _ in model.functions):
         sites = passes.merged(sites, passes.rewrite(model, options))
-    if checked and form_is_known(options) and not _passes_check(model):
-        raise ConversionError(f"the model at opset {opset} does not pass onnx's check: {_objection(model)}; a bug here")
+    objection = fullcheck.objection(model) if checked and fullcheck.is_known(model) else None
+    if objection is not None:
+        raise ConversionError(f"the model at opset {opset} does not pass onnx's check: {objection}; a bug here")
     return sites
 
 
@@ -240,46 +240,3 @@ def _versions(name: str) -> tuple[int, ...]:
 def _version(name: str, opset: int) -> int | None:
     """The version that an operator has at an opset; None where it does not exist yet."""
     return max((v for v in _versions(name) if v <= opset), default=None)
-
-
-def form_is_known(options: passes.Options) -> bool:
-    """Whether onnx's checker knows what is written."""
-    return options.form != "contrib" and options.consumer not in ("onnxruntime", "onnxruntime-cuda")
-
-
-def _passes_check(model: ir.Model) -> bool:
-    return _objection(model) is None
-
-
-def _objection(model: ir.Model) -> str | None:
-    """What onnx's full check has against a model, in one line; the weights are kept out of it."""
-    proto = weights.to_proto(_without_weights(model))
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except Exception as error:  # the checker and shape inference raise several kinds
-        return " ".join(str(error).split())[:300]
-    return None
-
-
-def _without_weights(model: ir.Model) -> ir.Model:
-    """The model with large initializers as inputs, which the check takes alike."""
-    light = model.clone()
-    for graph in (light.graph, *_inner_graphs(light)):
-        for name, value in list(graph.initializers.items()):
-            tensor = value.const_value
-            if tensor is None or (tensor.nbytes <= _CHECKED_SIZE and not isinstance(tensor, ir.ExternalTensor)):
-                continue
-            stand_in = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-            del graph.initializers[name]
-            if value not in light.graph.inputs:
-                light.graph.inputs.append(stand_in)
-    return light
-
-
-def _inner_graphs(model: ir.Model) -> list[ir.Graph]:
-    found = []
-    for node in graph_nodes(model.graph):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-                found.append(attribute.as_graph())
-    return found

@@ -27,6 +27,9 @@ CUTS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "chunks": lambda x: x.chunk(3, dim=-1),
     "fewer chunks than asked": lambda x: torch.chunk(x[..., :5], 4, dim=-1),
     "computed sizes": lambda x: torch.split(x, [2, x.shape[1] - 2], dim=1),
+    "unsafe parts": lambda x: torch.unsafe_split(x, 6, dim=-1),
+    "unsafe sizes": lambda x: torch.unsafe_split_with_sizes(x, [3, 7], dim=-1),
+    "unsafe chunks": lambda x: torch.unsafe_chunk(x, 3, dim=-1),
     "a dimension that torch fixes": lambda x: torch.split(x, 1, dim=0),
 }
 
@@ -70,7 +73,7 @@ def test_parts_below_opset_18(name: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("opset", [18, 24])
-@pytest.mark.parametrize("name", ["equal parts", "sizes", "chunks"])
+@pytest.mark.parametrize("name", ["equal parts", "sizes", "chunks", "unsafe parts"])
 def test_parts_in_bfloat16(name: str, opset: int) -> None:
     """ONNX's full check takes the file: no sequence of bfloat16 is in it."""
     check(name, opset, "bfloat16")
@@ -85,13 +88,22 @@ def test_parts_matrix(name: str, opset: int, dtype: str) -> None:
     check(name, opset, dtype)
 
 
+class Half(nn.Module):
+    """Cuts a dimension of the run into parts of a size that is computed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.split(x, x.shape[1] // 2, dim=1)[0]
+
+
+def test_a_file_that_the_check_refuses_has_a_note() -> None:
+    """ONNX cuts no bfloat16 into a sequence: the file is made, and said to be refused."""
+    result = export(Half(), torch.randn(2, 6, 4), dtype="bfloat16", route="dynamo")
+    [note] = [note for note in result.notes if "onnx's full check refuses the file" in note]
+    assert "unsupported type: tensor(bfloat16)" in note
+
+
 def test_a_part_of_a_computed_size_stays_torchs_sequence() -> None:
     """How many parts there are is then known at run time only; the file runs as torch translates it."""
-
-    class Half(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.split(x, x.shape[1] // 2, dim=1)[0]
-
     model = export(Half(), torch.randn(2, 6, 4), route="dynamo").model
     assert {node.op_type for node in model.graph} >= SEQUENCES
     x = np.random.default_rng(6).standard_normal((2, 8, 4)).astype("float32")
@@ -103,13 +115,14 @@ def test_a_part_of_a_computed_size_stays_torchs_sequence() -> None:
     ("name", "opset"),
     [
         ("phi3", 24),
+        ("gru", 24),
         pytest.param("glm4", 18, marks=pytest.mark.full),
         pytest.param("glm4", 24, marks=pytest.mark.full),
         pytest.param("phi3", 18, marks=pytest.mark.full),
     ],
 )
 def test_models_that_split_in_bfloat16(name: str, opset: int) -> None:
-    """Phi-3 and GLM 4 pass ONNX's full check in bfloat16, with every norm rewritten."""
+    """Phi-3, GLM 4 and a recurrent cell pass ONNX's full check in bfloat16, with every norm rewritten."""
     built = tiny.build(name, "bfloat16")
     result = export(built.module, built.args, opset=opset)
     onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
