@@ -47,6 +47,43 @@ def detach_dead(root: ir.Node) -> list[ir.Node]:
     return list(dict.fromkeys(dead))
 
 
+def bypass_idle_casts(value: ir.Value) -> list[ir.Node]:
+    """Lets who reads a Cast of a value to the type that it has already read the value itself.
+
+    Exporters write one behind a norm (`type_as`). onnxruntime leaves it there behind its fused kernel, as a copy that
+    costs up to the kernel's own time.
+
+    Returns:
+        The Casts, to be removed.
+    """
+    idle = []
+    for node, index in tuple(value.uses()):
+        if index != 0 or not _is_idle(node, value):
+            continue
+        old = node.outputs[0]
+        producer = value.producer()
+        if old.is_graph_output():
+            if value.is_graph_output() or producer is None or producer.graph is not node.graph:
+                continue
+            value.name, old.name = old.name, f"{old.name}_idle"
+            value.type, value.shape = old.type, old.shape  # as the file declares its output
+        ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
+        node.resize_inputs(0)
+        idle.append(node)
+    return idle
+
+
+def _is_idle(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a reader of a value only casts it to its own type."""
+    if node.domain not in ("", "ai.onnx") or value.dtype is None:
+        return False
+    if node.op_type == "CastLike":
+        like = node.inputs[1]
+        return like is not None and like.dtype == value.dtype
+    to = node.attributes.get("to") if node.op_type == "Cast" else None
+    return to is not None and not to.is_ref() and to.as_int() == value.dtype
+
+
 def remove_dead(node: ir.Node) -> None:
     """Removes a node that nobody reads, and what only it read, from a graph or a function."""
     for dead in detach_dead(node):

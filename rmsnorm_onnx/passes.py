@@ -219,6 +219,8 @@ class _Rewriter:
             cleanup.set_opset(self._model, self._opset)
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
+            for value in self._replaced.values():
+                self._dead += cleanup.bypass_idle_casts(value)
             cleanup.remove(self._dead)
             self._functions.finish()
             reports = [self._with_plugin_note(report) for report in reports]

@@ -130,10 +130,11 @@ def initializer(model: onnx.ModelProto, name: str) -> np.ndarray | None:
 
 
 def gain_of(model: onnx.ModelProto, match: Match) -> np.ndarray | None:
-    """The gain's numbers as the file has them: a native operator's offset is an Add before it, in the file's type."""
-    held = initializer(model, "gain")
+    """The gain's numbers as the file has them: an initializer, or the constant that an offset was folded into."""
     node = None if match.gain is None else match.gain.producer()
-    return held + held.dtype.type(1) if held is not None and node is not None and node.op_type == "Add" else held
+    if node is None:
+        return initializer(model, "gain")
+    return node.attributes["value"].as_tensor().numpy()
 
 
 def assert_right(model: onnx.ModelProto, epsilon: float, shape: tuple[int, ...] = (-1, D)) -> None:

@@ -317,3 +317,60 @@ def test_plugin_nodes_of_two_runs_never_share_a_wrong_body() -> None:
     assert not both.functions and any("with the plugin alone" in note for note in report.sites[1].notes)
     alike, _ = rmsnorm_onnx.fuse(rmsnorm_onnx.fuse(parse(TWO), form="plugin", only="y")[0], form="plugin", only="z")
     assert len(alike.functions) == 1 and all("plugin_version" in node.attributes for node in alike.graph)
+
+
+def behind(*more: str, outputs: str = "float[N,4] z") -> ir.Model:
+    """A norm with more nodes behind it, rewritten."""
+    text = edit(NORM, "float[N,4] y)", f"{outputs})", "\n}", "".join(f"\n {line}" for line in more) + "\n}")
+    return rmsnorm_onnx.fuse(parse(text))[0]
+
+
+@pytest.mark.parametrize("cast", ["Cast <to = 1> (y)", "CastLike (y, x)"])
+def test_a_cast_to_the_same_type_behind_a_norm_goes(cast: str) -> None:
+    """Torch writes `type_as` so, and onnxruntime keeps it as a copy behind its fused kernel; names of outputs stay."""
+    model = behind(f"same = {cast}", "z = Relu (same)")
+    assert ops(model) == ["RMSNorm", "Relu"]
+    assert model.graph[1].inputs[0] is model.graph[0].outputs[0]
+    model = behind(f"z = {cast}")
+    assert ops(model) == ["RMSNorm"] and [value.name for value in model.graph.outputs] == ["z"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_two_casts_that_are_outputs() -> None:
+    """One name takes the norm's own value, the other one keeps its Cast."""
+    model = behind("z = Cast <to = 1> (y)", "also = Cast <to = 1> (y)", outputs="float[N,4] z, float[N,4] also")
+    assert ops(model) == ["RMSNorm", "Cast"] and [value.name for value in model.graph.outputs] == ["z", "also"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_the_norms_own_output_keeps_its_name() -> None:
+    """Where the norm's value is an output as well, the Cast behind it stays."""
+    model = behind("z = Cast <to = 1> (y)", outputs="float[N,4] y, float[N,4] z")
+    assert ops(model) == ["RMSNorm", "Cast"] and [value.name for value in model.graph.outputs] == ["y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs", "wanted"),
+    [
+        (["z = Cast <to = 11> (y)"], "double[N,4] z", ["RMSNorm", "Cast"]),
+        (["d = Cast <to = 11> (x)", "z = CastLike (y, d)"], "double[N,4] z", ["Cast", "RMSNorm", "CastLike"]),
+        (["z = CastLike (x, y)"], "float[N,4] z", ["RMSNorm", "CastLike"]),
+    ],
+)
+def test_other_casts_stay(lines: list[str], outputs: str, wanted: list[str]) -> None:
+    """A Cast to another type, and one of another value to the norm's type, are the file's own."""
+    assert sorted(ops(behind(*lines, outputs=outputs))) == sorted(wanted)
+
+
+def test_a_cast_in_a_branch_stays_an_output_of_its_branch() -> None:
+    """A branch cannot give a value of the graph around it: only there the Cast is kept."""
+    branch = "b () => (float[N,4] {name}) {{ {name} = Cast <to = 1> (y) }}"
+    then, other = branch.format(name="t"), "b () => (float[N,4] o) { o2 = Cast <to = 1> (y)  o = Relu (o2) }"
+    model = behind(
+        "yes = Constant <value_int = 1> ()",
+        "cond = Cast <to = 9> (yes)",
+        f"z = If (cond) <then_branch = {then}, else_branch = {other}>",
+    )
+    branches = [[n.op_type for n in a.as_graph()] for a in model.graph[-1].attributes.values()]
+    assert sorted(branches) == [["Cast"], ["Relu"]]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
