@@ -86,13 +86,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
     with _progress("finding norms"):
         found = report.InspectionReport.of(find.find_rms_norms(model), runtimes.kernel_gaps(model))
     chosen = report.select(found, arguments.only, arguments.skip)
-    _tell_if_none(arguments.only, len(chosen.sites))
+    _check_only(arguments.only, found)
     return _show(chosen, arguments)
 
 
 def _fuse(arguments: argparse.Namespace) -> int:
     from rmsnorm_onnx import modelio, passes
-    from rmsnorm_onnx.passes import NOT_SELECTED
 
     if not arguments.dry_run:
         _check_output(arguments.output)
@@ -109,7 +108,7 @@ def _fuse(arguments: argparse.Namespace) -> int:
             opset=arguments.opset,
         )
     _check_explain(fused, arguments)
-    _tell_if_none(arguments.only, sum(s.action == "declined" or s.why != NOT_SELECTED for s in fused.sites))
+    _check_only(arguments.only, fused)
     if not arguments.dry_run and not fused.beyond:
         with _progress(f"writing {arguments.output}"):
             modelio.save(model, arguments.output)
@@ -211,10 +210,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return _DONE
 
 
-def _tell_if_none(only: Sequence[str], chosen: int) -> None:
-    """A pattern that matches nothing is most often misspelt."""
-    if only and not chosen:
-        terminal.tell(f"rmsnorm-onnx: no site matches {' or '.join(map(repr, only))}; inspect lists all of them")
+def _check_only(only: Sequence[str], found: Report) -> None:
+    """Refuse patterns that choose no site, before anything is written: most often they are misspelt."""
+    from rmsnorm_onnx.site import check_chosen, selected
+
+    if only:
+        chosen = [s for s in found.sites if selected(s.name, s.module, only, ())]
+        check_chosen(only, [(s.name, s.module) for s in found.sites], len(chosen))
 
 
 def _check_output(output: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
-from kit import NORM, parse
 from test_modelio import external, names
 
 import rmsnorm_onnx
@@ -348,17 +347,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rmsnorm-onnx {rmsnorm_onnx.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["fuse", "--dry-run"]])
-def test_a_pattern_that_matches_nothing_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    """A misspelt pattern gives a line on stderr."""
-    path = tmp_path / "m.onnx"
-    path.write_bytes(ir.to_proto(parse(NORM)).SerializeToString())
-    cli.main([*command, str(path), "--only", "tpyo*"])
-    assert "no site matches 'tpyo*'" in capsys.readouterr().err
-    cli.main([*command, str(path), "--only", "y"])
-    assert "no site" not in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["inspect", "fuse", "expand"])
+def test_a_pattern_that_matches_nothing_is_a_usage_error(run: Run, norms: Path, tmp_path: Path, command: str) -> None:
+    """A misspelt pattern would leave the norms as they are: exit 2, with the names that there are, nothing written."""
+    output = tmp_path / "o.onnx"
+    flags = [] if command == "inspect" else ["-o", output]
+    code, out, err = run(command, norms, *flags, "--only", "tpyo*")
+    assert (code, out) == (2, "") and err.startswith("rmsnorm-onnx: no norm matches 'tpyo*'; ")
+    assert not output.exists()
+    assert run(command, norms, *flags, "--only", "tpyo*", "--only", "*", "--skip", "*")[0] == 0
 
 
 def test_verify_of_nothing_is_a_usage_error(run: Run, norms: Path) -> None:
