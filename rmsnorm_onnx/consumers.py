@@ -93,21 +93,21 @@ TABLE: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "onnxruntime": (
             Rule(
                 "contrib",
-                "its kernel of float16 needs no Casts, which cost the fused function 1.3 to 2.1 times the time",
+                "its kernel of float16 needs no Casts, which cost the fused function 1.4 to 5 times the time",
                 "run here",
                 ("float16",),
                 bare=True,
             ),
             Rule(
                 "onnx",
-                "its kernel of float16 needs no Casts, which cost the fused function 1.3 to 2.1 times the time",
+                "its kernel of float16 needs no Casts, which cost the fused function 1.4 to 5 times the time",
                 "run here",
                 ("float16",),
                 bare=True,
             ),
             Rule(
                 "function",
-                "the fastest: RMSNormalization has no kernel of bfloat16, and the contrib operator's takes 1 to 3.1 "
+                "the fastest: RMSNormalization has no kernel of bfloat16, and the contrib operator's takes 1 to 3.2 "
                 "times as long",
                 "run here",
                 ("bfloat16",),
