@@ -58,7 +58,7 @@ def bypass_idle_casts(value: ir.Value) -> list[ir.Node]:
     """
     idle = []
     for node, index in tuple(value.uses()):
-        if index != 0 or not _is_idle(node, value):
+        if index != 0 or value.dtype is None or not is_idle_cast(node, value.dtype):
             continue
         old = node.outputs[0]
         producer = value.producer()
@@ -73,15 +73,15 @@ def bypass_idle_casts(value: ir.Value) -> list[ir.Node]:
     return idle
 
 
-def _is_idle(node: ir.Node, value: ir.Value) -> bool:
-    """Whether a reader of a value only casts it to its own type."""
-    if node.domain not in ("", "ai.onnx") or value.dtype is None:
+def is_idle_cast(node: ir.Node, dtype: ir.DataType) -> bool:
+    """Whether a reader of a value of a type only casts it to that type."""
+    if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type == "CastLike":
         like = node.inputs[1]
-        return like is not None and like.dtype == value.dtype
+        return like is not None and like.dtype == dtype
     to = node.attributes.get("to") if node.op_type == "Cast" else None
-    return to is not None and not to.is_ref() and to.as_int() == value.dtype
+    return to is not None and not to.is_ref() and to.as_int() == dtype
 
 
 def remove_dead(node: ir.Node) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from rmsnorm_onnx import modelio, sessions
+from rmsnorm_onnx import cleanup, dtypes, modelio, sessions
 from rmsnorm_onnx.errors import ModelError, UsageError
 from rmsnorm_onnx.find import find_rms_norms
 from rmsnorm_onnx.inputs import RowKinds, concrete_shape, fewer_rows
@@ -216,7 +216,7 @@ class _Comparison:
             spec=spec,
             dtype=match.x_type,
             tolerance=tolerance(spec, match.x_type, size),
-            lost=self._new_places.find(match.scope, match.output.name) is None,
+            lost=self._new_places.find(match.scope, self._name(match)) is None,
             unrun=tuple(unrun),
             notes=notes,
             **measured,
@@ -226,7 +226,7 @@ class _Comparison:
         """What the node in the model is held to: the original's mathematics, and the rounding points it claims."""
         spec = raise_statistic(match.spec)
         notes: tuple[str, ...] = ()
-        new = self._written.get((match.scope, match.output.name))
+        new = self._written.get((match.scope, self._name(match)))
         if spec != match.spec:
             if new is not None and _is_kept(new, match):
                 return match.spec, (f"left as it was, with its {match.spec.statistic_type} statistic",)
@@ -242,9 +242,16 @@ class _Comparison:
             return spec, notes
         return rounded, (*notes, "held to its own rounding points, which are not the original's")
 
+    def _name(self, match: Match) -> str | None:
+        """What the result is called in the model: as it was, or as a Cast behind it that changed nothing."""
+        result = dtypes.ir_dtype(match.spec.resolve(match.x_type).result_type)
+        casts = [n for n, index in match.output.uses() if index == 0 and cleanup.is_idle_cast(n, result)]
+        names = [match.output.name, *(cast.outputs[0].name for cast in casts)]
+        return next((name for name in names if self._new_places.find(match.scope, name) is not None), names[0])
+
     def _output(self, match: Match) -> Ref:
-        """The result in the model, under the name that it had."""
-        found = self._new_places.find(match.scope, match.output.name)
+        """The result in the model."""
+        found = self._new_places.find(match.scope, self._name(match))
         if found is None:
             raise UncutError(f"the model has no node that gives {match.output.name}")
         return found

@@ -387,3 +387,13 @@ def test_a_lost_norm_is_not_ok() -> None:
     other = onnx.parser.parse_model(header + "m (float[2] a) => (float[2] b) { b = Relu (a) }")
     report = verify(other, before)
     assert one(report).lost and not report.ok
+
+
+@pytest.mark.parametrize("cast", ["Cast <to = 1> (h)", "CastLike (h, x)"])
+def test_a_norm_whose_idle_cast_went(cast: str) -> None:
+    """Where a Cast that changes nothing gives the output, the rewritten norm bears that name and is measured there."""
+    before = model(norm(y="h") + f" y = {cast}")
+    after = fuse(before)[0]
+    assert [node.op_type for node in after.graph.node] == ["RMSNorm"]
+    site = one(verify(after, before))
+    assert site.within and not site.lost and site.unrun == ()
