@@ -87,7 +87,20 @@ class TorchRun:
         try:
             return capture(module, args, kwargs, watched)
         except Exception as error:  # the user's own code may raise anything
-            raise ExportError(f"the module does not run on its example inputs: {words(error)}") from error
+            does = "cannot be watched" if _runs(module, args, kwargs) else "does not run"
+            raise ExportError(f"the module {does} on its example inputs: {words(error)}") from error
+
+
+def _runs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module runs without hooks: torch's scan takes none, nor does what torch.compile must see whole."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception:  # as above
+        return False
+    return True
 
 
 def _moved(module: Any, leaves: Any, eps: float, seed: int) -> tuple[Any, Any]:

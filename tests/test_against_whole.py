@@ -15,7 +15,7 @@ from torch import nn
 
 from rmsnorm_onnx import export, find_rms_norms, verify_torch
 from rmsnorm_onnx.comparison import TorchParityReport
-from rmsnorm_onnx.errors import UsageError
+from rmsnorm_onnx.errors import ExportError, UsageError
 from rmsnorm_onnx.models import tiny
 
 
@@ -285,6 +285,14 @@ def test_a_pattern_that_matches_nothing() -> None:
         verify_torch(exported(Residual), seeded(Residual), example(), only="norm.1")
     with pytest.raises(UsageError, match=r"no norm matches 'zzz'; there are norms\.0, "):
         verify_torch(exported(Residual), seeded(Residual), example(), only="zzz")
+
+
+def test_a_module_that_takes_no_hooks() -> None:
+    """Inside torch's scan nothing can be watched: the error does not say that the module fails."""
+    built = tiny.build("gru")
+    file = export(built.module, built.args, opset=18, dynamic_shapes=built.dynamic_shapes).model
+    with pytest.raises(ExportError, match="cannot be watched on its example inputs: .*captured completely"):
+        verify_torch(file, built.module, built.args)
 
 
 def test_shared_norms_are_not_missed() -> None:
