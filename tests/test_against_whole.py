@@ -291,7 +291,7 @@ def test_a_module_that_takes_no_hooks() -> None:
     """Inside torch's scan nothing can be watched: the error does not say that the module fails."""
     built = tiny.build("gru")
     file = export(built.module, built.args, opset=18, dynamic_shapes=built.dynamic_shapes).model
-    with pytest.raises(ExportError, match="cannot be watched on its example inputs: .*captured completely"):
+    with pytest.raises(ExportError, match=r"cannot be watched on its example inputs: .*captured completely"):
         verify_torch(file, built.module, built.args)
 
 
