@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, MutableSequence, Set
+from collections.abc import Iterator, Mapping, MutableSequence, Set
 
 import onnx
 import onnx_ir as ir
@@ -21,6 +21,13 @@ NATIVE_NORMS: Mapping[str, int | None] = {
     "SimplifiedLayerNormalization": None,
     "SkipSimplifiedLayerNormalization": 3,
 }
+_TYPES = {
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "float32": ir.DataType.FLOAT,
+    "float64": ir.DataType.DOUBLE,
+}
+_CAST_LIKE = 15  # the first opset that has it
 _EXTRA = "a second node for one of the graph's"
 _INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
 
@@ -64,10 +71,14 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
         else:
             _add_info(proto.graph, value.name or "", tensor.dtype, tuple(tensor.shape))  # type: ignore[arg-type]
     for node in graph:
-        _write(proto.graph, node)
+        ir.serde.serialize_node_into(proto.graph.node.add(), node)
     for function in model.functions.values():
         if function.graph is not graph:
             ir.serde.serialize_function_into(proto.functions.add(), function)
+    opset = max((i.version for i in proto.opset_import if i.domain in ("", "ai.onnx")), default=1)
+    bodies = {(domain, name) for domain, name, _ in model.functions}
+    for part in (proto.graph, *proto.functions):
+        _stand_in(part.node, bodies, opset)
     _forget_run_time_places(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
@@ -78,15 +89,49 @@ def infer(model: ir.Model, graph: ir.Graph, arguments: Mapping[ir.Value, Info] |
     return found
 
 
-def _write(proto: onnx.GraphProto, node: ir.Node) -> None:
-    """Adds a node as onnx knows it: of a native norm, it is told that the shape of x stays."""
-    if node.op_type not in NATIVE_NORMS or not node.inputs or node.inputs[0] is None:
-        ir.serde.serialize_node_into(proto.node.add(), node)
-        return
-    for index, name in ((0, ""), (NATIVE_NORMS[node.op_type], _EXTRA)):
-        if index is not None and index < len(node.outputs):
-            ends = [node.inputs[0].name or ""], [node.outputs[index].name or ""]
-            proto.node.append(onnx.helper.make_node("Identity", *ends, name=name))
+def _stand_in(nodes: MutableSequence[onnx.NodeProto], bodies: Set[tuple[str, str]], opset: int) -> None:
+    """Puts nodes as onnx knows them in the place of norms that it does not know: the shape of x stays.
+
+    Args:
+        nodes: The nodes of a graph or a function; those of their branches are changed too.
+        bodies: Domain and name of the model's functions, which onnx looks into itself.
+        opset: The opset of the nodes.
+    """
+    kept = list(nodes)
+    del nodes[:]
+    for node in kept:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _stand_in(attribute.g.node, bodies, opset)
+        if node.op_type in NATIVE_NORMS and node.input and node.input[0]:
+            nodes.extend(_native_stand_ins(node, opset))
+        elif _is_plugin(node) and (node.domain, node.op_type) not in bodies:
+            nodes.append(_plugin_stand_in(node))
+        else:
+            nodes.append(node)
+
+
+def _native_stand_ins(node: onnx.NodeProto, opset: int) -> Iterator[onnx.NodeProto]:
+    """Of x's shape: the result, of the scale's type, and the sum of x and a residual where there is one."""
+    likes = node.op_type == "SimplifiedLayerNormalization" and opset >= _CAST_LIKE and len(node.input) > 1
+    operator, ends = ("CastLike", node.input[:2]) if likes else ("Identity", node.input[:1])
+    yield onnx.helper.make_node(operator, ends, node.output[:1])
+    total = NATIVE_NORMS[node.op_type]
+    if total is not None and total < len(node.output):
+        yield onnx.helper.make_node("Identity", node.input[:1], [node.output[total]], name=_EXTRA)
+
+
+def _is_plugin(node: onnx.NodeProto) -> bool:
+    """Whether a node is our plugin's, which may stand in a domain without a body."""
+    return any(a.name == "plugin_namespace" and a.s == b"rmsnorm_onnx" for a in node.attribute) and len(node.input) > 0
+
+
+def _plugin_stand_in(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A Cast to the type that the node's fields name for its result; "x" is its input's."""
+    named = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "result_type"), "x")
+    if named not in _TYPES:
+        return onnx.helper.make_node("Identity", node.input[:1], node.output[:1])
+    return onnx.helper.make_node("Cast", node.input[:1], node.output[:1], to=int(_TYPES[named]))
 
 
 def _forget_run_time_places(proto: onnx.ModelProto) -> None:

@@ -131,6 +131,7 @@ class _Mover:
             ConversionError: some have no equal; all are named.
         """
         self._names = Names(self._model)
+        self._types.adopt()
         graphs = (self._model.graph, *(f.graph for f in self._model.functions.values()))
         still = {node for graph in graphs for node in graph_nodes(graph)}
         pending = [(node, at) for node, at in reversed(self._pending) if node in still]

@@ -260,6 +260,11 @@ class _Rewriter:
         if form is None:
             return dataclasses.replace(found, action="kept", why=f"no form can hold it: {why}")
         only = _only_in_its_form(match, form)
+        if only is not None and gone:
+            why = (
+                f"{only}; it exists from opset {_NATIVE_SINCE} on, so that it is moved as the plain operators it means"
+            )
+            return dataclasses.replace(found, action="kept", form="primitive", why=why)
         if only is not None:
             return dataclasses.replace(found, action="kept", why=only)
         refusal = FORMS[form].refusal(raised, opset)
@@ -314,7 +319,10 @@ class _Rewriter:
         graph.insert_before(match.node, writer.nodes)
         self._replace(match.output, new)
         if writer.residual_sum is not None and len(match.node.outputs) > _RESIDUAL_SUM:
-            self._replace(match.node.outputs[_RESIDUAL_SUM], writer.residual_sum)
+            total = match.node.outputs[_RESIDUAL_SUM]
+            if total.type is not None and total.shape is not None:  # as the file declares an output of it
+                writer.residual_sum.type, writer.residual_sum.shape = total.type, total.shape
+            self._replace(total, writer.residual_sum)
         self._dead += cleanup.detach_dead(match.node)
 
     def _current(self, match: Match, writer: Writer) -> Match:

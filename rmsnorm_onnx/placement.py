@@ -13,6 +13,7 @@ from rmsnorm_onnx.claims import proves_extent
 from rmsnorm_onnx.forms import Reading, plugin
 from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.shapes import Shapes
 from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
@@ -95,6 +96,8 @@ class Placer:
             x_type=x_type,
             gain_type=self._type_at(reading.gain, calls),
             bias_type=self._type_at(reading.bias, calls),
+            gain_dims=self._dims_at(reading.gain, calls),
+            bias_dims=self._dims_at(reading.bias, calls),
             scope=scope,
             rounding_changes=reading.rounding_changes,
             notes=reading.notes,
@@ -113,6 +116,12 @@ class Placer:
 
     def _type_at(self, value: ir.Value | None, calls: tuple[ir.Node, ...]) -> str | None:
         return self._type_of(None if value is None else self._view.resolve(Ref(value, calls)))
+
+    def _dims_at(self, value: ir.Value | None, calls: tuple[ir.Node, ...]) -> Dims | None:
+        if value is not None and value.graph is None and value.producer() is None and value.const_value is not None:
+            return tuple(value.const_value.shape.numpy())  # a node's own tensor, as a loose value
+        ref = None if value is None else self._view.resolve(Ref(value, calls))
+        return None if ref is None else self._shapes.shape(ref)
 
     def decline(self, refusal: Refusal, node: ir.Node, calls: tuple[ir.Node, ...]) -> None:
         """Keeps the reason why a candidate is no norm."""
@@ -176,8 +185,38 @@ class Placer:
             return
         if isinstance(entry.result, Match) and isinstance(result, Match) and entry.result.node is result.node:
             # A plugin node that has a body too is read twice: by its fields, and by its body.
-            same = _same_numbers if result.form == "plugin" else _agrees
+            same = self._same_numbers if result.form == "plugin" else _agrees
             entry.disagrees = entry.disagrees or not same(entry.result, result)
+
+    def _same_numbers(self, a: Match, b: Match) -> bool:
+        """Whether two readings of one node say the same.
+
+        Its fields speak of the gain that it is given. Its body is read together with what computes that gain: an offset
+        that is added around the node stands in one of the two specs only.
+        """
+        if a.spec.canonical(a.x_type) == b.spec.canonical(b.x_type):
+            return True
+        fields, body = (a, b) if a.gain is None or a.gain in a.node.inputs else (b, a)
+        if fields.gain is None or body.gain is None or body.gain is fields.gain:
+            return False
+        offset = self._offset_of(fields.gain, body.gain)
+        as_body = {"gain_offset": body.spec.gain_offset, "gain_type": body.spec.gain_type}
+        return (
+            offset is not None
+            and fields.spec.gain_offset + offset == body.spec.gain_offset
+            and fields.spec.replace(**as_body).canonical(a.x_type) == body.spec.canonical(b.x_type)
+        )
+
+    def _offset_of(self, total: ir.Value, gain: ir.Value) -> float | None:
+        """The number that is added to a gain, Casts aside, to make a total; None where that is not what it is."""
+        node = _uncast(total).producer()
+        if onnx_op(node) != "Add" or node is None:
+            return None
+        first, second = (None if v is None else _uncast(v) for v in node.inputs)
+        if first is None or second is None or _uncast(gain) not in (first, second):
+            return None
+        number = self._shapes.constants.uniform(Ref(second if _uncast(gain) is first else first, ()))
+        return None if number is None else number.value
 
     def _seen_by_all(self, entry: _Entry) -> bool:
         """Whether every chain of calls that reaches a site inside a function gave this result."""
@@ -249,6 +288,8 @@ class Placer:
             x_type=found.x_type,
             gain_type=self._type_at(gain, context) if not stored else _float_name(node.attributes["gain"]),
             bias_type=self._type_at(bias, context),
+            gain_dims=self._dims_at(gain, context) if not stored else _attribute_dims(node.attributes["gain"]),
+            bias_dims=self._dims_at(bias, context),
             scope=self._view.scope(node),
             rounding_changes=found.changes,
             notes=notes,
@@ -306,6 +347,10 @@ def _float_name(attribute: ir.Attr) -> str | None:
     return None if attribute.is_ref() else dtypes.float_name(attribute.as_tensor().dtype)
 
 
+def _attribute_dims(attribute: ir.Attr) -> Dims | None:
+    return None if attribute.is_ref() else tuple(attribute.as_tensor().shape.numpy())
+
+
 def _is_settled(own: ir.Node) -> bool:
     """Whether a node of ours says all by itself; a plugin's node is read by its fields, so that it always does."""
     return plugin.is_ours(own) or not any(attribute.is_ref() for attribute in own.attributes.values())
@@ -330,9 +375,12 @@ def _widened_from(value: ir.Value) -> ir.Value | None:
     return source if before is not None and after is not None and dtypes.holds(after, before) else None
 
 
+def _uncast(value: ir.Value) -> ir.Value:
+    """A value before its Casts."""
+    while onnx_op(node := value.producer()) == "Cast" and node is not None and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def _agrees(a: Match, b: Match) -> bool:
     return (a.spec, a.x_type, a.gain_type, a.x, a.gain, a.bias) == (b.spec, b.x_type, b.gain_type, b.x, b.gain, b.bias)
-
-
-def _same_numbers(a: Match, b: Match) -> bool:
-    return a.spec.canonical(a.x_type) == b.spec.canonical(b.x_type)

@@ -314,6 +314,9 @@ def _sequence_name(value: ir.Value, type_of: TypeOf) -> str | None:
     Inference of element types passes sequences over, and inside a function's body no file declares any.
     """
     node = value.producer()
+    branch = node.attributes.get("then_branch") if node is not None and node.op_type == "If" else None
+    if node is not None and branch is not None and not branch.is_ref():
+        return type_name(branch.as_graph().outputs[value.index() or 0], type_of)
     first = node.inputs[0] if node is not None and node.inputs else None
     if node is None or first is None or node.domain not in ("", "ai.onnx"):
         return None

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from rmsnorm_onnx.errors import UsageError
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.spec import RMSNormSpec
 
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
@@ -57,6 +58,8 @@ class Match:
         x_type: x's float type by name.
         gain_type: The gain's own float type by name; None without one.
         bias_type: The bias's own float type by name; None without one.
+        gain_dims: The gain's dimensions as they are proven, declared or not; None without one, or where unknown.
+        bias_dims: The same of the bias.
         scope: Where it stands: "" for the main graph, else a path of branches and functions.
         rounding_changes: Roundings of the graph that the spec cannot say, each one sentence. A site that has any is
             rewritten on request only.
@@ -77,6 +80,8 @@ class Match:
     x_type: str
     gain_type: str | None
     bias_type: str | None = None
+    gain_dims: Dims | None = None
+    bias_dims: Dims | None = None
     scope: str = ""
     rounding_changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

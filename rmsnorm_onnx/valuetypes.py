@@ -5,6 +5,8 @@ A value of a function body may be of another type in every call: it is known onl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from rmsnorm_onnx.inference import Dims, Info, declared, infer
@@ -38,6 +40,7 @@ class ValueTypes:
                 self._bodies.update(node.outputs)
             self._bodies.update(function.inputs)
         self._visit(model.graph, infer(model, model.graph), 0)
+        self._names = self._by_name()
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """The element type; None where it is unknown, or differs between calls."""
@@ -50,6 +53,26 @@ class ValueTypes:
     def note(self, value: ir.Value, info: Info) -> None:
         """Remembers what is known of a new value."""
         self._known[value] = info
+
+    def adopt(self) -> None:
+        """Takes new values that bear the name of an old one for the same: rewrites keep the names of results."""
+        for place, value in self._values():
+            info = self._names.get((place, value.name))
+            if info is not None and value not in self._known and None in (value.dtype, declared(value)):
+                self._known[value] = info
+
+    def _by_name(self) -> dict[tuple[object, str | None], Info | None]:
+        """What is known of values by their place, the main graph or a function, and name; None for two of one name."""
+        names: dict[tuple[object, str | None], Info | None] = {}
+        for place, value in self._values():
+            names[place, value.name] = None if (place, value.name) in names else self._info(value)
+        return names
+
+    def _values(self) -> Iterator[tuple[object, ir.Value]]:
+        for place, graph in ((None, self._model.graph), *((k, f.graph) for k, f in self._model.functions.items())):
+            for node in graph_nodes(graph):
+                for value in node.outputs:
+                    yield place, value
 
     def note_all(self, model: ir.Model) -> None:
         """Remembers what onnx infers of a model whose nodes will become part of this one."""

@@ -57,8 +57,9 @@ def scale_input(match: Match, writer: Writer, body: Body, gain: ir.Value, dtype:
     if held is None:
         return cast(writer.ops, weight(writer.ops, body, gain), spec.gain_type, dtype)
     formed, at = dtypes.numpy_dtype(spec.gain_type), dtypes.numpy_dtype(arithmetic(spec.gain_type))
-    total = held.numpy().astype(formed).astype(at) + np.asarray(spec.gain_offset, at)
-    return writer.constant(total.astype(formed), dtype)
+    with np.errstate(over="ignore"):  # a sum beyond the type is infinite, as the operators would make it
+        total = held.numpy().astype(formed).astype(at) + np.asarray(spec.gain_offset, at)
+        return writer.constant(total.astype(formed), dtype)
 
 
 def read_axes(node: ir.Node, shape: Shape | None) -> tuple[int, ...]:

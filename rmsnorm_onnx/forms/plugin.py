@@ -27,7 +27,9 @@ from rmsnorm_onnx.forms.reading import (
     norm_input,
     result,
     value_input,
+    vector_dims,
 )
+from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.site import Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.writer import Writer
@@ -60,18 +62,25 @@ def refusal(match: Match, opset: int) -> str | None:
     types = {match.x_type, *(getattr(match.spec.resolve(match.x_type), f) for f in FIELDS if f.endswith("_type"))}
     if "float64" in types or "float64" in (match.gain_type,):
         return "TensorRT has no float64 plugins, and this norm uses float64"
-    vectors = (("gain", match.gain, match.gain_type), ("bias", match.bias, match.bias_type))
-    reasons = (_vector_refusal(match, name, value, dtype) for name, value, dtype in vectors if value is not None)
+    vectors = (
+        ("gain", gain_input(match), match.gain_type, match.gain_dims),
+        ("bias", match.bias, match.bias_type, match.bias_dims),
+    )
+    reasons = (
+        _vector_refusal(match, name, dtype, vector_dims(value, dims))
+        for name, value, dtype, dims in vectors
+        if value is not None
+    )
     return next((reason for reason in reasons if reason), None) or body_refusal(match.spec, match.x_type, opset)
 
 
-def _vector_refusal(match: Match, name: str, value: ir.Value, dtype: str | None) -> str | None:
+def _vector_refusal(match: Match, name: str, dtype: str | None, dims: Dims | None) -> str | None:
     """Why the plugin does not take a gain or a bias: it wants x's type or float32, and a value for each element."""
     if dtype not in (None, match.x_type, "float32"):
         return f"the plugin takes a {name} of x's type or float32, and this one is {dtype} for x in {match.x_type}"
-    if value.shape is None:
-        return None
-    dims, x = list(value.shape), match.x.shape
+    if dims is None:
+        return f"the plugin takes a {name} with a value for each normalised element, and this one's shape is unknown"
+    x = match.x.shape
     axes = match.spec.axes
     spread = len(dims) < -axes[0] or any(
         dims[axis] == 1 and (x is None or len(x) < -axis or x[axis] != 1) for axis in axes

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rmsnorm_onnx.body import Body
 from rmsnorm_onnx.constants import stored
+from rmsnorm_onnx.inference import Dims, declared
 from rmsnorm_onnx.site import DeclineCode, Declined, Match
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.view import onnx_op
@@ -124,7 +125,7 @@ def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
         bias_type=match.bias_type,
         opset=opset,
         gain_attribute=gain_attribute,
-        scalar_gain=match.gain is not None and _is_scalar(match.gain),
+        scalar_gain=vector_dims(match.gain, match.gain_dims) == (),
     )
 
 
@@ -158,10 +159,12 @@ def result(match: Match, value: ir.Value) -> ir.Value:
     return like(value, match.output, match.spec.resolve(match.x_type).result_type)
 
 
-def _is_scalar(gain: ir.Value) -> bool:
-    """Whether a gain has rank 0; files declare no shape for what a Constant gives."""
-    if gain.shape is not None:
-        return gain.shape.rank() == 0
-    node = gain.producer()
-    tensor = stored(node) if node is not None and onnx_op(node) == "Constant" else gain.const_value
-    return tensor is not None and len(tensor.shape) == 0
+def vector_dims(value: ir.Value | None, proven: Dims | None) -> Dims | None:
+    """The dimensions of a gain or a bias: proven, else declared or stored; None where they are unknown."""
+    if proven is not None or value is None:
+        return proven
+    if value.shape is not None:
+        return declared(value)
+    node = value.producer()
+    tensor = stored(node) if node is not None and onnx_op(node) == "Constant" else value.const_value
+    return None if tensor is None else tuple(tensor.shape.numpy())
