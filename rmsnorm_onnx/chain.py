@@ -63,6 +63,22 @@ def _narrowest(names: list[str], default: str) -> str:
     return result
 
 
+def _statistic(squares: list[str], later: list[str]) -> tuple[str, list[str]]:
+    """The type of the statistic, and what it cannot say: a mean of wider squares that is rounded on its own."""
+    changes = _both_halves([*squares, *later], "the mean square")
+    summed = _narrowest(squares, "float64")
+    narrow = _narrowest(later, summed)
+    if dtypes.holds(summed, "float32") and not dtypes.holds(narrow, "float32"):
+        return summed, [*changes, f"the mean square is rounded to {narrow}, and its squares are not"]
+    return narrow, changes
+
+
+def _both_halves(names: list[str], what: str) -> list[str]:
+    """The change where a value is rounded to both half types, of which neither holds the other."""
+    both = {"float16", "bfloat16"} <= set(names)
+    return [f"{what} is rounded to float16 and to bfloat16, one after the other"] if both else []
+
+
 class _Events:
     """Types by the kind of value that was rounded to them."""
 
@@ -143,12 +159,15 @@ def read_roundings(
 
     changes: list[str] = []
     notes: list[str] = []
-    statistic = _narrowest([*candidate.types, *events.types.get("statistic", [])], "float64")
+    statistic, changed = _statistic(list(candidate.types), events.types.get("statistic", []))
+    changes += changed
     factor = _narrowest(events.types.get("factor", []), statistic)
     roots = narrow("root")
     if roots and not dtypes.holds(roots[0], statistic) and dtypes.holds(statistic, "float32"):
         changes.append(f"the root is rounded to {roots[0]} before it divides")
     normalized = _narrowest(events.types.get("normalized", []), wide)
+    for kind, what in (("factor", "1 / rms"), ("normalized", "x / rms")):
+        changes += _both_halves(events.types.get(kind, []), what)
     for kind, what in (("x", "x"), ("factor", "1 / rms"), ("normalized", "x / rms")):
         rounded = [t for t in events.scaled.get(kind, []) if not dtypes.holds(t, wide)]
         if rounded:
