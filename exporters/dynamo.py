@@ -40,7 +40,7 @@ def export_program(job: Job, opset: int) -> Routed:
     for name in buffers:
         own_weight(model, name)
     wished = [] if job.example is None else job.example.leaves
-    fixed = _fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished])
+    fixed = fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished])
     limits = limit_notes(program, [value.name or "" for value in model.graph.inputs])
     return Routed(model, (*fixed, *limits, *texts, *job.change_notes(buffers)))
 
@@ -106,7 +106,7 @@ def _translate(program: Any, job: Job, opset: int) -> tuple[ir.Model, Any]:
         assert exported is not None  # it writes to no file
         model: ir.Model = exported.model
         common.RemoveUnusedNodesPass()(model)
-        _write_numerals_as_numbers(model)
+        write_numerals_as_numbers(model)
         _name_apart(model)
     check_written_names(model, job.names)
     written = model.opset_imports.get("")
@@ -115,7 +115,7 @@ def _translate(program: Any, job: Job, opset: int) -> tuple[ir.Model, Any]:
     return model, exported.exported_program
 
 
-def _fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ...]:
+def fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ...]:
     """One note for each dimension that is dynamic by default and is fixed in this model."""
     notes = []
     for value, dimensions in zip(model.graph.inputs, wished, strict=False):
@@ -131,7 +131,7 @@ def _fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ..
     return tuple(notes)
 
 
-def _write_numerals_as_numbers(model: ir.Model) -> None:
+def write_numerals_as_numbers(model: ir.Model) -> None:
     """torch names a dynamic dimension that the module turned out to fix by its size, "64": that is no symbol."""
     values = [*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)]
     for value in values:

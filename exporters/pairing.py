@@ -65,10 +65,16 @@ def pair(
         return tuple(PairedNorm(s.module, None, s.name, s.spec, None, None, None) for s in sites if s.spec), notes
     known = _known(module, kept)
     given = _Given(module)
-    pairs = [_settled(_pair(site, known, module), site, given) for site in sites if site.spec is not None]
+    normed = [site for site in sites if site.spec is not None]
+    pairs = [_settled(_pair(site, known, module), site, given) for site in normed]
     notes = [note for pair in pairs if (note := _difference(pair, sites)) is not None]
     seen = {pair.module for pair in pairs}
     for name, (kind, spec, _) in known.items():
+        inside = None if name in seen else _inside(pairs, normed, known, name)
+        if inside is not None:
+            pairs[inside] = _of_known(normed[inside], name, known, given)
+            notes += [note for note in (_gained(pairs[inside], normed[inside]),) if note is not None]
+            continue
         untraced = None if name in seen else _untraced(pairs, sites, name, spec, given)
         if untraced is not None:
             pairs[untraced] = PairedNorm(
@@ -78,6 +84,36 @@ def pair(
             pairs.append(PairedNorm(name, kind, None, None, spec, spec.epsilon, None))
             notes.append(f"the {kind} {name or 'that is the module itself'} was not found in the file")
     return tuple(pairs), notes
+
+
+def _inside(
+    pairs: Sequence[PairedNorm],
+    sites: Sequence[SiteReport],
+    known: Mapping[str, tuple[str, RMSNormSpec, str | None]],
+    name: str,
+) -> int | None:
+    """The norm whose statistic is a module's, where its parent multiplies the result and so bears the trace."""
+    places = enumerate(zip(pairs, sites, strict=True))
+    return next((i for i, (p, site) in places if site.statistic_module == name and p.module not in known), None)
+
+
+def _of_known(
+    site: SiteReport, name: str, known: Mapping[str, tuple[str, RMSNormSpec, str | None]], given: _Given
+) -> PairedNorm:
+    """A site that is a known norm inside what its parent multiplies."""
+    kind, spec, _ = known[name]
+    spec = spec if site.x_type is None else given[site.x_type].get(name, spec)
+    _check_epsilon(site, name, kind, spec)
+    return PairedNorm(name, kind, site.name, site.spec, spec, spec.epsilon, True)
+
+
+def _gained(pair: PairedNorm, site: SiteReport) -> str | None:
+    """What differs between such a norm and its module, but for the factor of the parent's that became its gain."""
+    if pair.found is None or pair.expected is None:
+        return None
+    fields = ("has_gain", "gain_offset", "gain_type", "result_type")
+    as_found = pair.expected.replace(**{field: getattr(pair.found, field) for field in fields})
+    return _difference(dataclasses.replace(pair, expected=as_found), [dataclasses.replace(site, module=pair.module)])
 
 
 def _untraced(
@@ -155,17 +191,22 @@ def _pair(
     name, spec = site.module, site.spec
     if name is not None and name in known:
         kind, expected, _ = known[name]
-        if not _same_epsilon(site, expected.epsilon):
-            assert spec is not None
-            raise ExportError(
-                f"the epsilon of {site.name} is {spec.epsilon!r}, and the {kind} {name} that it comes from has "
-                f"{expected.epsilon!r}; nothing was written: please report this with the module"
-            )
+        _check_epsilon(site, name, kind, expected)
         return PairedNorm(name, kind, site.name, spec, expected, expected.epsilon, True)
     part = dict(module.named_modules()).get(name) if name is not None else None
     value = stated_epsilon(part)
     same = None if value is None else _same_epsilon(site, value)
     return PairedNorm(name, None if part is None else type(part).__name__, site.name, spec, None, value, same)
+
+
+def _check_epsilon(site: SiteReport, name: str, kind: str, expected: RMSNormSpec) -> None:
+    """Refuse a file in which the epsilon of a norm of a known class is another one."""
+    if not _same_epsilon(site, expected.epsilon):
+        assert site.spec is not None
+        raise ExportError(
+            f"the epsilon of {site.name} is {site.spec.epsilon!r}, and the {kind} {name} that it comes from has "
+            f"{expected.epsilon!r}; nothing was written: please report this with the module"
+        )
 
 
 def _difference(pair: PairedNorm, sites: Sequence[SiteReport]) -> str | None:

@@ -21,6 +21,7 @@ from rmsnorm_onnx.errors import ExportError, MissingDependencyError, UsageError
 from rmsnorm_onnx.exporters import checkpoint, epsilons, pairing
 from rmsnorm_onnx.exporters import torch as exporter
 from rmsnorm_onnx.exporters.cache import cached_signature
+from rmsnorm_onnx.exporters.dynamo import fixed_dimensions, write_numerals_as_numbers
 from rmsnorm_onnx.exporters.signature import Signature, name_dimensions, name_ports, text_signature
 from rmsnorm_onnx.exporters.steps import ONE_AT_A_TIME, quiet, step
 from rmsnorm_onnx.exporters.torch import ExportResult
@@ -193,19 +194,21 @@ def _by_transformers(
         with ONE_AT_A_TIME, quiet(), step("transformers' own exporter"):
             graph: ir.Model = OnnxExporter().export_program(model, inputs, config)[0]
             common.RemoveUnusedNodesPass()(graph)
+            write_numerals_as_numbers(graph)
     except (ExportError, MissingDependencyError) as second:
         raise ExportError(f"{problem}; {second}") from second
     written = graph.opset_imports.get("")
     if written != opset:
         raise ExportError(f"{problem}; transformers' own exporter wrote opset {written}, not {opset}")
     name_ports(graph, signature)
+    fixed = fixed_dimensions(graph, [list(port.dims) for port in signature.inputs])
     report = None
     if fuse:
         with step("fusion"):
             graph, report = passes.fuse(graph, consumer=consumer, form=form)
     paired, remarks = pairing.pair(graph, report, model, {})
     note = f"exported by transformers' own exporter, its optimiser off, since {problem}"
-    return ExportResult(graph, opset, ROUTE, report, (note, *remarks), paired)
+    return ExportResult(graph, opset, ROUTE, report, (note, *fixed, *remarks), paired)
 
 
 def share_tied_weights(graph: ir.Model, model: torch.nn.Module) -> int:

@@ -139,7 +139,9 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
 
 def _ulp(row: Row) -> str:
     number = "none run" if math.isnan(row.ulp) else f"{row.ulp:.2f} of {row.tolerance:.0f}"
-    return number if row.within else f"{number}: beyond its bound"
+    if row.within:
+        return number
+    return f"{number}: beyond its bound" if any(site["within"] is False for site in row.sites) else f"{number}; not all"
 
 
 def _shortened(why: str, limit: int = 3) -> str:

@@ -15,7 +15,7 @@ from rmsnorm_onnx.functions import DOMAIN as OWN_DOMAIN
 from rmsnorm_onnx.functions import disagreement
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.shapes import Shapes
-from rmsnorm_onnx.site import DeclineCode, Declined, Match, node_name
+from rmsnorm_onnx.site import DeclineCode, Declined, Match, module_name, node_name
 from rmsnorm_onnx.spec import RMSNormSpec
 from rmsnorm_onnx.squares import Refusal
 from rmsnorm_onnx.view import Ref, View, onnx_op
@@ -70,7 +70,7 @@ class Placer:
             reason = f"{match.name}: {problem}"
             self._record(match.node, Declined(DeclineCode.MISMATCH, reason, match.node, match.scope), level)
             return
-        self._record(match.output, match, level)
+        self._record(match.output, dataclasses.replace(match, statistic_module=module_name(node)), level)
 
     def add_native(self, node: ir.Node, calls: tuple[ir.Node, ...], reading: Reading | Declined) -> None:
         """Places a norm that is one node already."""

@@ -56,6 +56,7 @@ class SiteReport:
     Attributes:
         name: The root node's name, or its output's.
         module: The PyTorch module that it comes from, where the exporter left a trace of it.
+        statistic_module: The PyTorch module of the statistic, where the norm is plain operators with a trace.
         scope: Where it stands: "" for the main graph, else a path of branches and functions.
         action: What was done.
         form: The form it has now; None for a declined site.
@@ -72,6 +73,7 @@ class SiteReport:
     action: Action
     why: str
     module: str | None = None
+    statistic_module: str | None = None
     scope: str = ""
     form: str | None = None
     spec: RMSNormSpec | None = None
@@ -96,6 +98,7 @@ class SiteReport:
         return cls(
             name=site.name,
             module=site.module,
+            statistic_module=site.statistic_module,
             scope=site.scope,
             action="found",
             form=site.form,

@@ -66,6 +66,8 @@ class Match:
         notes: What a reader should know, each one sentence: a half statistic, no epsilon, reordered float32 steps.
         wide_gain: Whether the gain also varies along axes that are not normalised; only its native form holds it.
         residual: The value added to x first, for a native form that contains the addition.
+        statistic_module: The PyTorch module that the statistic comes from: another than `module` where what multiplies
+            the result is the parent's. None for a node that is the norm already, and without a trace.
         stranded: Whether the node stands among values of a half type while its function's body gives float32: the file
             was converted around the body, and no runtime takes it. A rewrite mends it.
     """
@@ -87,6 +89,7 @@ class Match:
     notes: tuple[str, ...] = ()
     residual: ir.Value | None = None
     wide_gain: bool = False
+    statistic_module: str | None = None
     stranded: bool = False
 
     @property

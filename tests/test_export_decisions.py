@@ -152,6 +152,10 @@ def test_an_address_is_noted_and_tried() -> None:
         (lambda x: x if x.shape[0] < x.shape[1] else -x, "with x.shape[0] < x.shape[1]: the module decides by it at"),
         (lambda x: sum(c.sum(1) for c in x.split(3, 1)), "== 3: the module decides by it how many parts there are"),
         (lambda x: x[:, :5], "dimension 1 of input x is limited to 5 and more: torch or the module asks for it"),
+        (
+            lambda x: x[:, : x.shape[1] // 2] + x[:, x.shape[1] // 2 :],
+            "torch decides by it what is broadcast, and of 2 to 64 it holds for 2, 4, 6, 8, 10, 12, ...",
+        ),
     ],
 )
 def test_a_limit_of_sizes_is_noted(function: Function, note: str) -> None:

@@ -17,6 +17,27 @@ from rmsnorm_onnx.models import inventory
 D = 48
 
 
+class Scaled(nn.Module):
+    """A norm without a gain, whose result the module around it multiplies."""
+
+    def __init__(self, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.g = nn.RMSNorm(32, eps=eps, elementwise_affine=False)
+        self.a = nn.Parameter(torch.linspace(0.5, 2, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a * self.g(x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_norm_whose_gain_is_its_parents(dtype: str) -> None:
+    """It is found with that gain, and is still the norm of the module that has the epsilon."""
+    result = export(nn.Sequential(nn.Linear(32, 32), Scaled()), torch.randn(2, 32), opset=18, dtype=dtype)
+    [norm] = result.norms
+    assert (norm.module, norm.kind, norm.epsilon, norm.same_epsilon) == ("1.g", "RMSNorm", 1e-5, True)
+    assert norm.found is not None and not any("not found" in note for note in result.notes), result.notes
+
+
 def test_an_exported_program_is_a_source() -> None:
     """A traced program is translated, under the caller's names; what only a module has is refused."""
     module = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8, eps=1e-12))
