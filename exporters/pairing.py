@@ -93,7 +93,7 @@ def _inside(
     name: str,
 ) -> int | None:
     """The norm whose statistic is a module's, where its parent multiplies the result and so bears the trace."""
-    places = enumerate(zip(pairs, sites, strict=True))
+    places = enumerate(zip(pairs, sites, strict=False))  # norms that were not found stand behind the sites
     return next((i for i, (p, site) in places if site.statistic_module == name and p.module not in known), None)
 
 

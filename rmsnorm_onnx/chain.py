@@ -64,12 +64,19 @@ def _narrowest(names: list[str], default: str) -> str:
 
 
 def _statistic(squares: list[str], later: list[str]) -> tuple[str, list[str]]:
-    """The type of the statistic, and what it cannot say: a mean of wider squares that is rounded on its own."""
+    """The type of the statistic, and what it cannot say: a mean that is rounded on its own and widened again.
+
+    Where all that follows a rounded mean stays in the half type, epsilon and the root too, the statistic is in half.
+
+    Args:
+        squares: The types up to the sum of the squares.
+        later: The types from the mean to where epsilon is added, the last one first.
+    """
     changes = _both_halves([*squares, *later], "the mean square")
     summed = _narrowest(squares, "float64")
     narrow = _narrowest(later, summed)
-    if dtypes.holds(summed, "float32") and not dtypes.holds(narrow, "float32"):
-        return summed, [*changes, f"the mean square is rounded to {narrow}, and its squares are not"]
+    if dtypes.holds(summed, "float32") and not dtypes.holds(narrow, "float32") and later[0] != narrow:
+        return summed, [*changes, f"the mean square is rounded to {narrow}, and neither its squares nor its root are"]
     return narrow, changes
 
 

@@ -18,6 +18,7 @@ SITE_KEYS = {
     *(
         "name",
         "module",
+        "statistic_module",
         "scope",
         "action",
         "form",
