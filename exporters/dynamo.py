@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -9,9 +10,10 @@ from onnx_ir.passes import common
 
 from rmsnorm_onnx.errors import ExportError
 from rmsnorm_onnx.exporters.decisions import texts_watched
-from rmsnorm_onnx.exporters.example import default_shapes
+from rmsnorm_onnx.exporters.example import Leaf, default_shapes, named_shapes
 from rmsnorm_onnx.exporters.job import Job, Routed, check_written_names, own_weight
 from rmsnorm_onnx.exporters.limits import limit_notes
+from rmsnorm_onnx.exporters.signature import name_symbols
 from rmsnorm_onnx.exporters.sizes import disagreement, other_inputs, outputs
 from rmsnorm_onnx.exporters.steps import step
 
@@ -41,6 +43,7 @@ def export_program(job: Job, opset: int) -> Routed:
         own_weight(model, name)
     wished = [] if job.example is None else job.example.leaves
     fixed = fixed_dimensions(model, [list(leaf.dynamic) for leaf in wished])
+    name_symbols(model, _caller_names(model, wished))
     limits = limit_notes(program, [value.name or "" for value in model.graph.inputs])
     return Routed(model, (*fixed, *limits, *texts, *job.change_notes(buffers)))
 
@@ -82,7 +85,7 @@ def _trace(module: torch.nn.Module, example: Example) -> torch.export.ExportedPr
     with step("torch.export"):
         # torch.export takes no dynamic dimensions where forward gathers keywords; the notes then name the fixed ones.
         default = None if example.gathers else pytree.tree_map(default_shapes, example.bound)
-        shapes = default if example.shapes is None else example.shapes or None
+        shapes = default if example.shapes is None else named_shapes(example.shapes) or None
         return torch.export.export(module, example.args, dict(example.kwargs), dynamic_shapes=shapes)
 
 
@@ -113,6 +116,17 @@ def _translate(program: Any, job: Job, opset: int) -> tuple[ir.Model, Any]:
     if written != opset:
         raise ExportError(f"torch.onnx wrote opset {written}, not {opset}; ask for opset {written}")
     return model, exported.exported_program
+
+
+def _caller_names(model: ir.Model, leaves: Sequence[Leaf]) -> dict[str, str]:
+    """The caller's names for the symbols that torch made of dynamic dimensions; a name goes to one symbol alone."""
+    names: dict[str, str] = {}
+    for value, leaf in zip(model.graph.inputs, leaves, strict=False):
+        for axis, name in leaf.dynamic.items():
+            size = None if value.shape is None else value.shape[axis]
+            if name and size is not None and not isinstance(size, int) and size.value and name not in names.values():
+                names.setdefault(size.value, name)
+    return names
 
 
 def fixed_dimensions(model: ir.Model, wished: list[list[int]]) -> tuple[str, ...]:

@@ -113,6 +113,21 @@ class Example:
         return {int(axis): _dim_name(dim) for axis, dim in items if _is_dynamic(dim)}
 
 
+def named_shapes(shapes: Any) -> Any:
+    """Dynamic shapes with a torch.export.Dim for each name, which torch.onnx takes and torch.export does not."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    made: dict[str, Any] = {}
+
+    def dim(word: Any) -> Any:
+        if not isinstance(word, str):
+            return word
+        return made.setdefault(word, torch.export.Dim(word)) if word.isidentifier() else torch.export.Dim.AUTO
+
+    return pytree.tree_map(dim, shapes)
+
+
 def default_shapes(value: Any) -> dict[int, Any] | None:
     """What torch.export is told of one input by default: batch and sequence are dynamic where the module allows it."""
     import torch

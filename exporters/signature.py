@@ -124,6 +124,16 @@ def name_ports(model: ir.Model, signature: Signature) -> None:
             value.name = port.name
 
 
+def name_symbols(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Give symbolic dimensions other names, in all values of a model and in the expressions that they are part of."""
+    values = [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)] if names else []
+    for value in values:
+        sizes = [size if isinstance(size, int) else size.value for size in value.shape or ()]
+        said = [_SYMBOL.sub(lambda m: names.get(m[0], m[0]), s) if isinstance(s, str) else s for s in sizes]
+        if said != sizes:
+            value.shape = ir.Shape(said)  # a shape of its own: torch shares some between values, and freezes them
+
+
 def name_dimensions(model: ir.Model, signature: Signature, said: Sequence[str] = ()) -> tuple[str, ...]:
     """Give the dynamic dimensions of a graph the signature's names, in all of its values.
 
@@ -144,11 +154,7 @@ def name_dimensions(model: ir.Model, signature: Signature, said: Sequence[str] =
                 notes.append(f"dimension {axis} ({name}) of input {port.name} is fixed at {size} by the exporter")
             elif size is not None and not isinstance(size, int) and size.value is not None:
                 names.setdefault(size.value, name)
-    values = [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]
-    for value in values:
-        for axis, size in enumerate(value.shape or ()):
-            if value.shape is not None and not isinstance(size, int) and size.value is not None:
-                value.shape[axis] = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), size.value)
+    name_symbols(model, names)
     for value, port in zip(model.graph.outputs, signature.outputs, strict=False):  # a caller may name none
         for axis, name in port.dims.items():
             if value.shape is not None and not isinstance(value.shape[axis], int):

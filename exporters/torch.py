@@ -47,7 +47,7 @@ class ExportResult:
     """What `export` made.
 
     Attributes:
-        model: The model; its weights share memory with the module's.
+        model: The model; its weights share memory with the module's, so save it before the module changes.
         opset: The opset of its default domain.
         route: How it was exported, in words.
         report: What `fuse` did, or None where it was not asked.
@@ -95,8 +95,9 @@ def export(
         dtype: "float32", "float16" or "bfloat16" converts a copy of the module, and floating-point inputs, first.
             Of transformers' models the float32 buffers that are computed and not saved (rotary frequencies) stay, as
             where transformers makes or loads a model in that type.
-        dynamic_shapes: As torch.export takes them. By default the first two dimensions (batch and sequence) of every
-            input of rank 2 or more are dynamic wherever the module allows it; `{}` fixes all of them.
+        dynamic_shapes: As torch.export takes them, or with a name in place of a Dim; the file has these names. By
+            default the first two dimensions (batch and sequence) of every input of rank 2 or more are dynamic wherever
+            the module allows it; `{}` fixes all of them.
         input_names: Names for the graph's inputs.
         output_names: Names for the graph's outputs.
         output: A path to write the model to, with weights over 2 GiB in a data file beside it.

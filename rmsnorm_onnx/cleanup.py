@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import onnx_ir as ir
 
 from rmsnorm_onnx.functions import DOMAIN
@@ -101,9 +103,23 @@ def remove(nodes: list[ir.Node]) -> None:
         graph.remove(members)
 
 
+def drop_left(model: ir.Model, name: str, before: Set[ir.OperatorIdentifier]) -> None:
+    """Removes functions of a name, others' too, whose last call a rewrite took away.
+
+    TensorRT looks functions up by name alone: one that bears the name of a plugin's node is in its way, called or not.
+    """
+    called = _called(model)
+    for key in [k for k in model.functions if k[1] == name and k in before and k not in called]:
+        del model.functions[key]
+
+
+def _called(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    graphs = (model.graph, *(f.graph for f in model.functions.values()))
+    return {node.op_identifier() for graph in graphs for node in graph_nodes(graph)}
+
+
 def drop_own_uncalled(model: ir.Model) -> None:
     """Removes functions of our domain that no node calls any more; others are the user's."""
-    graphs = (model.graph, *(f.graph for f in model.functions.values()))
-    called = {n.op_identifier() for g in graphs for n in graph_nodes(g) if n.domain == DOMAIN}
+    called = _called(model)
     for key in [k for k in model.functions if k[0] == DOMAIN and k not in called]:
         del model.functions[key]

@@ -375,9 +375,13 @@ def _form_flags(command: argparse.ArgumentParser) -> None:
         metavar="CONSUMER",
         default="any",
         help="the runtime that will load it: any, onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, "
-        "tensorrt[:version], tensorrt-plugin (default: any)",
+        "onnxruntime-web, tensorrt[:version], tensorrt-rtx, tensorrt-plugin, openvino, onnx-reference (default: any)",
     )
-    command.add_argument("--form", metavar="FORM", help="write this form instead of the one chosen for the consumer")
+    command.add_argument(
+        "--form",
+        metavar="FORM",
+        help="write this form instead of the one chosen for the consumer: function, onnx, contrib, plugin, primitive",
+    )
 
 
 if __name__ == "__main__":

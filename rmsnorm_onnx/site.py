@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import enum
 import fnmatch
+import functools
 from collections.abc import Sequence
 
 import onnx
@@ -162,11 +163,16 @@ def scopes(node: ir.Node) -> list[str]:
 
 def _written_scopes(node: ir.Node) -> list[str]:
     """What torch.onnx wrote into a node's metadata."""
+    return list(_literal_names(node.metadata_props.get(SCOPES_KEY) or "[]"))
+
+
+@functools.lru_cache(maxsize=4096)  # a site is asked for its module several times, and parsing is not cheap
+def _literal_names(text: str) -> tuple[str, ...]:
     try:
-        names = ast.literal_eval(node.metadata_props.get(SCOPES_KEY) or "[]")
+        names = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return []
-    return names if isinstance(names, list) else []
+        return ()
+    return tuple(names) if isinstance(names, list) else ()
 
 
 def scopes_of_name(name: str | None) -> list[str]:

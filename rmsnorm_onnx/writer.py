@@ -26,11 +26,13 @@ class Names:
 
     Attributes:
         operators: Names of functions, and of operators of other domains than ONNX's own.
+        called: Identifiers of the nodes of other domains than ONNX's own.
     """
 
     def __init__(self, model: ir.Model) -> None:
         """Collects the names."""
         self._taken: set[str | None] = set()
+        self.called: set[ir.OperatorIdentifier] = set()
         self.operators = {function.name for function in model.functions.values()}
         for graph in (model.graph, *(f.graph for f in model.functions.values())):
             self._collect(graph)
@@ -52,6 +54,7 @@ class Names:
             taken.add(node.name)
             if node.domain:
                 self.operators.add(node.op_type)
+                self.called.add(node.op_identifier())
             for value in node.outputs:
                 taken.add(value.name)
             for attribute in node.attributes.data.values():

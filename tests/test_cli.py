@@ -15,7 +15,9 @@ from test_modelio import external, names
 
 import rmsnorm_onnx
 from rmsnorm_onnx import cli, find, parity, passes, runtimes
+from rmsnorm_onnx.consumers import CONSUMERS
 from rmsnorm_onnx.errors import CheckFailedError, MissingDependencyError
+from rmsnorm_onnx.forms import FORMS
 
 NORMS = """
 <ir_version: 9, opset_import: ["" : 18]>
@@ -363,3 +365,10 @@ def test_verify_of_nothing_is_a_usage_error(run: Run, norms: Path) -> None:
     code, out, err = run("verify", norms, "--only", "tpyo*")
     assert (code, out) == (2, "") and err.startswith("rmsnorm-onnx: no norm matches 'tpyo*'; there are ")
     assert run("verify", norms, "--only", "*")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["fuse", "export"])
+def test_help_names_every_consumer_and_form(run: Run, command: str) -> None:
+    """The help text is as complete as the tables, which it does not load."""
+    text = " ".join(run(command, "--help")[1].split()).replace("- ", "-")  # lines break behind hyphens
+    assert all(name in text for name in (*CONSUMERS, *FORMS))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,24 @@ from rmsnorm_onnx.exporters import export
 from rmsnorm_onnx.models import inventory
 
 D = 48
+
+
+class Joined(nn.Module):
+    """Two inputs, of which the rows are joined."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat((a, b)), a * 2
+
+
+@pytest.mark.parametrize("spelling", [lambda name: torch.export.Dim(name), lambda name: name], ids=["Dim", "name"])
+def test_dimensions_keep_the_callers_names(spelling: Callable[[str], Any]) -> None:
+    """By torch.export too, in outputs and in what is computed of them; torch.onnx's spelling, a name, is taken."""
+    shapes = ({0: spelling("rows")}, {0: spelling("more")})
+    result = export(Joined(), (torch.randn(3, 4), torch.randn(5, 4)), opset=18, dynamic_shapes=shapes)
+    assert (result.route, result.notes) == ("torch.export, torch.onnx", ())
+    dims = [[str(d) for d in value.shape] for value in (*result.model.graph.inputs, *result.model.graph.outputs)]
+    assert dims[:2] == [["rows", "4"], ["more", "4"]] and dims[3] == ["rows", "4"]
+    assert {"rows", "more"} == set(re.findall(r"[a-z]\w*", dims[2][0]))
 
 
 class Scaled(nn.Module):

@@ -76,9 +76,9 @@ def _check_domain(node: PluginNode, described: Described | None) -> Iterator[Fau
     domain = node.node.domain
     if domain in ("", "ai.onnx"):
         known = "an operator of ONNX" if onnx.defs.has(node.node.op_type) else "no operator of ONNX"
-        said = described.domain if described and described.domain else "one of the plugin's own"
+        mend = f"use the domain {described.domain}" if described and described.domain else "use one of the plugin's own"
         what = f"the node is in ONNX's own domain, and {node.node.op_type} is {known}"
-        yield node.fault("domain", what, f"use the domain {said}")
+        yield node.fault("domain", what, mend)
     elif described is not None and described.domain is not None and domain != described.domain:
         yield node.fault("domain", f"it is {domain!r}, not {described.domain!r}", f"write {described.domain!r}")
 
