@@ -24,8 +24,12 @@ def set_opset(model: ir.Model, opset: int) -> None:
             imports[""] = opset
 
 
-def detach_dead(root: ir.Node) -> list[ir.Node]:
+def detach_dead(root: ir.Node, needed: Set[ir.Value] = frozenset()) -> list[ir.Node]:
     """Takes the inputs from a node that nobody reads any more, and from what only it read; initializers go at once.
+
+    Args:
+        root: The node.
+        needed: Values that stay although nobody reads them yet.
 
     Returns:
         The nodes, to be removed together: one by one costs more than finding them.
@@ -33,7 +37,7 @@ def detach_dead(root: ir.Node) -> list[ir.Node]:
     pending, dead = [root], []
     while pending:
         node = pending.pop()
-        if any(o.uses() or o.is_graph_output() for o in node.outputs):
+        if any(o.uses() or o.is_graph_output() or (o in needed and node is not root) for o in node.outputs):
             continue
         dead.append(node)
         sources = [v for v in node.inputs if v is not None]

@@ -210,6 +210,7 @@ class _Rewriter:
         self._functions: FunctionLibrary | None = None
         self._replaced: dict[ir.Value, ir.Value] = {}
         self._dead: list[ir.Node] = []
+        self._needed: set[ir.Value] = set()  # what sites read, which may stand inside of one that is rewritten first
 
     def run(self) -> list[SiteReport]:
         had_functions = any(domain == functions.DOMAIN for domain, _, _ in self._model.functions)
@@ -217,6 +218,7 @@ class _Rewriter:
         sites = find_rms_norms(self._model)
         if self._opset is not None:
             cleanup.set_opset(self._model, self._opset)
+        self._needed = {v for s in sites if isinstance(s, Match) for v in (s.x, s.gain, s.bias, s.residual) if v}
         reports = [self._settle(s) if isinstance(s, Match) else SiteReport.of(s) for s in sites]
         if self._functions is not None:
             for value in self._replaced.values():
@@ -325,7 +327,7 @@ class _Rewriter:
             if total.type is not None and total.shape is not None:  # as the file declares an output of it
                 writer.residual_sum.type, writer.residual_sum.shape = total.type, total.shape
             self._replace(total, writer.residual_sum)
-        self._dead += cleanup.detach_dead(match.node)
+        self._dead += cleanup.detach_dead(match.node, self._needed)
 
     def _current(self, match: Match, writer: Writer) -> Match:
         """The match with values that earlier rewrites replaced, and a gain that its node holds as an attribute."""

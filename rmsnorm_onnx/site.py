@@ -59,7 +59,8 @@ class Match:
         x_type: x's float type by name.
         gain_type: The gain's own float type by name; None without one.
         bias_type: The bias's own float type by name; None without one.
-        gain_dims: The gain's dimensions as they are proven, declared or not; None without one, or where unknown.
+        x_dims: The dimensions of x as they are proven, declared or not; None where the rank is unknown.
+        gain_dims: The same of the gain; None without one too.
         bias_dims: The same of the bias.
         scope: Where it stands: "" for the main graph, else a path of branches and functions.
         rounding_changes: Roundings of the graph that the spec cannot say, each one sentence. A site that has any is
@@ -83,6 +84,7 @@ class Match:
     x_type: str
     gain_type: str | None
     bias_type: str | None = None
+    x_dims: Dims | None = None
     gain_dims: Dims | None = None
     bias_dims: Dims | None = None
     scope: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -199,3 +200,31 @@ def test_the_plugin_form_needs_a_proven_shape() -> None:
     assert isinstance(site, Match) and plugin.refusal(site, 23) is None
     unknown = dataclasses.replace(site, gain=ir.val("g", ir.DataType.FLOAT), gain_dims=None)
     assert "this one's shape is unknown" in str(plugin.refusal(unknown, 23))
+
+
+@pytest.mark.parametrize("form", ["function", "primitive"])
+def test_a_norm_that_reads_the_inside_of_another(form: str) -> None:
+    """A factor of one after the first norm is looked through by the second, whose x is then inside the first."""
+    second = re.sub(r"\b([smeard])\b", r"\g<1>2", PLAIN).replace("(x,", "(h,")
+    proto = model(
+        f"(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float one = {{1.0}}> {{ {PLAIN} h = Mul (one, d) "
+        f"{second} y = Relu (d2) }}",
+        17,
+    )
+    onnx.checker.check_model(proto, full_check=True)
+    fused, report = fuse(proto, form=form)
+    assert report.found == 2
+    onnx.checker.check_model(fused, full_check=True)
+    feeds = {"x": np.random.default_rng(2).normal(size=(2, 8)).astype(np.float32)}
+    assert close(run(fused, feeds), run(proto, feeds))
+
+
+def test_the_plugin_takes_an_x_of_undeclared_shape() -> None:
+    """What is proven of x counts: here its second to last dimension is 1, as the gain's may be then."""
+    proto = model(
+        "(float[1,3,1,8] x, float[1,8] w) => (float[1,3,1,8] y) { h = Neg (x)"
+        " y = RMSNormalization <axis = 2, epsilon = 0.1> (h, w) }"
+    )
+    written, report = fuse(proto, form="plugin")
+    assert report.rewritten == 1
+    assert fuse(written, form="plugin")[0] == written

@@ -24,10 +24,10 @@ from rmsnorm_onnx.forms.reading import (
     body_of,
     constant_gain,
     gain_input,
+    known_dims,
     norm_input,
     result,
     value_input,
-    vector_dims,
 )
 from rmsnorm_onnx.inference import Dims
 from rmsnorm_onnx.site import Declined, Match
@@ -67,7 +67,7 @@ def refusal(match: Match, opset: int) -> str | None:
         ("bias", match.bias, match.bias_type, match.bias_dims),
     )
     reasons = (
-        _vector_refusal(match, name, dtype, vector_dims(value, dims))
+        _vector_refusal(match, name, dtype, known_dims(value, dims))
         for name, value, dtype, dims in vectors
         if value is not None
     )
@@ -80,7 +80,7 @@ def _vector_refusal(match: Match, name: str, dtype: str | None, dims: Dims | Non
         return f"the plugin takes a {name} of x's type or float32, and this one is {dtype} for x in {match.x_type}"
     if dims is None:
         return f"the plugin takes a {name} with a value for each normalised element, and this one's shape is unknown"
-    x = match.x.shape
+    x = known_dims(match.x, match.x_dims)
     axes = match.spec.axes
     spread = len(dims) < -axes[0] or any(
         dims[axis] == 1 and (x is None or len(x) < -axis or x[axis] != 1) for axis in axes

@@ -125,7 +125,7 @@ def body_of(match: Match, opset: int, *, gain_attribute: bool = False) -> Body:
         bias_type=match.bias_type,
         opset=opset,
         gain_attribute=gain_attribute,
-        scalar_gain=vector_dims(match.gain, match.gain_dims) == (),
+        scalar_gain=known_dims(match.gain, match.gain_dims) == (),
     )
 
 
@@ -159,8 +159,8 @@ def result(match: Match, value: ir.Value) -> ir.Value:
     return like(value, match.output, match.spec.resolve(match.x_type).result_type)
 
 
-def vector_dims(value: ir.Value | None, proven: Dims | None) -> Dims | None:
-    """The dimensions of a gain or a bias: proven, else declared or stored; None where they are unknown."""
+def known_dims(value: ir.Value | None, proven: Dims | None) -> Dims | None:
+    """The dimensions of what a site reads: proven, else declared or stored; None where they are unknown."""
     if proven is not None or value is None:
         return proven
     if value.shape is not None:
