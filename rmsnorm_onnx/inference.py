@@ -28,6 +28,7 @@ _TYPES = {
     "float64": ir.DataType.DOUBLE,
 }
 _CAST_LIKE = 15  # the first opset that has it
+_AXES_INPUT = 13  # the first opset in which ReduceSum's axes are an input
 _EXTRA = "a second node for one of the graph's"
 _INPUT_LIMIT = 1024  # bytes of an initializer that shape inference may need to read (a Reshape's target)
 
@@ -117,8 +118,22 @@ def _native_stand_ins(node: onnx.NodeProto, opset: int) -> Iterator[onnx.NodePro
     operator, ends = ("CastLike", node.input[:2]) if likes else ("Identity", node.input[:1])
     yield onnx.helper.make_node(operator, ends, node.output[:1])
     total = NATIVE_NORMS[node.op_type]
-    if total is not None and total < len(node.output):
-        yield onnx.helper.make_node("Identity", node.input[:1], [node.output[total]], name=_EXTRA)
+    for index, output in enumerate(node.output):
+        if index and output and index == total:
+            yield onnx.helper.make_node("Identity", node.input[:1], [output], name=_EXTRA)
+        elif index and output:
+            yield from _row_stand_ins(node, output, opset)
+
+
+def _row_stand_ins(node: onnx.NodeProto, output: str, opset: int) -> Iterator[onnx.NodeProto]:
+    """For a mean or 1 / rms, which is float32: of x's shape, with 1 for each normalised dimension."""
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    if axis >= 0 or opset < _AXES_INPUT:
+        return  # which axes those are takes x's rank
+    axes, summed = f"{output} as axes", f"{output} as a sum"
+    yield onnx.helper.make_node("Constant", [], [axes], value_ints=range(axis, 0), name=_EXTRA)
+    yield onnx.helper.make_node("ReduceSum", [node.input[0], axes], [summed], name=_EXTRA)
+    yield onnx.helper.make_node("Cast", [summed], [output], to=int(ir.DataType.FLOAT), name=_EXTRA)
 
 
 def _is_plugin(node: onnx.NodeProto) -> bool:

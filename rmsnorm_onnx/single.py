@@ -41,8 +41,9 @@ def expand(edit: Edit, version: int) -> str | None:
     # The two properties are missing from onnx's type stubs.
     if not (getattr(schema, "has_function") or getattr(schema, "has_context_dependent_function")):  # noqa: B009
         return "no function defines it"
-    if _has_reference(node):
-        return "it takes attributes of the function around it"
+    reason = _from_around(node)
+    if reason is not None:
+        return reason
     proto = _alone(edit, version, constants=False)
     try:
         if None in node.inputs:
@@ -91,8 +92,9 @@ def convert(edit: Edit, version: int, target: int) -> str | None:
     Returns:
         None when it was done, else why not, in a few words.
     """
-    if _has_reference(edit.node):
-        return "it takes attributes of the function around it"
+    reason = _from_around(edit.node)
+    if reason is not None:
+        return reason
     proto = _alone(edit, version, constants=True)
     try:
         converted = onnx.version_converter.convert_version(proto, target)
@@ -102,10 +104,14 @@ def convert(edit: Edit, version: int, target: int) -> str | None:
     return None
 
 
-def _has_reference(node: ir.Node) -> bool:
-    """Whether an attribute is set by the callers of a function; or holds a graph, which may read values around it."""
+def _from_around(node: ir.Node) -> str | None:
+    """Why a node means nothing without what is around it, in a few words; None where it does."""
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        return "it takes attributes of the function around it"
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(a.is_ref() or a.type in graphs for a in node.attributes.values())
+    if any(attribute.type in graphs for attribute in node.attributes.values()):
+        return "it holds a graph, which may read values around it"
+    return None
 
 
 def _alone(edit: Edit, version: int, *, constants: bool) -> onnx.ModelProto:

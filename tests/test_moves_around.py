@@ -231,3 +231,19 @@ def test_the_plugin_takes_an_x_of_undeclared_shape() -> None:
     written, report = fuse(proto, form="plugin")
     assert report.rewritten == 1
     assert fuse(written, form="plugin")[0] == written
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_what_reads_an_inverse_moves(half: bool) -> None:
+    """A contrib node whose 1 / rms is read is kept, and a Cast of that, float32 in any type, moves to another opset."""
+    kind = "float16" if half else "float"
+    proto = model(
+        f"({kind}[2,8] x, {kind}[8] w) => ({kind}[2,8] y, double[2,1] z) {{"
+        " y, inverse = SimplifiedLayerNormalization <axis = -1> (x, w)  z = Cast <to = 11> (inverse) }",
+        21,
+    )
+    moved, report = fuse(proto, opset=17)
+    assert [site.action for site in report.sites] == ["kept"]
+    dtype = np.float16 if half else np.float32
+    feeds = {"x": np.random.default_rng(1).normal(size=(2, 8)).astype(dtype), "w": np.ones(8, dtype)}
+    assert close(run(moved, feeds), run(proto, feeds))

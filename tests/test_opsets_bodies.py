@@ -143,6 +143,14 @@ def test_sequences_are_moved(inside: bool) -> None:
         opsets.convert(ir.from_proto(proto), 13)
 
 
+def test_an_operator_that_holds_a_graph() -> None:
+    """SequenceMap's body may read what is around it: it is refused by name, and so is told."""
+    body = "y = SequenceMap (s) <body = b (float[2] a) => (float[2] c) { c = Relu (a) }>"
+    proto = text(f"g (seq(float[2]) s) => (seq(float[2]) y) {{ {body} }}", 17)
+    with pytest.raises(ConversionError, match=r"SequenceMap \(version 17\).*it holds a graph"):
+        opsets.convert(ir.from_proto(proto), 13)
+
+
 ROI = """g (float[1, 2, 6, 6] x, float[1, 4] b, int64[1] i) => (float[1, 2, 2, 2] y) {
     [roi] y = RoiAlign <output_height = 2, output_width = 2> (x, b, i)
 }"""
