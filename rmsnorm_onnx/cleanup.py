@@ -107,7 +107,7 @@ def remove(nodes: list[ir.Node]) -> None:
         graph.remove(members)
 
 
-def drop_left(model: ir.Model, name: str, before: Set[ir.OperatorIdentifier]) -> None:
+def drop_orphaned(model: ir.Model, name: str, before: Set[ir.OperatorIdentifier]) -> None:
     """Removes functions of a name, others' too, whose last call a rewrite took away.
 
     TensorRT looks functions up by name alone: one that bears the name of a plugin's node is in its way, called or not.

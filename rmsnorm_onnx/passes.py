@@ -225,7 +225,7 @@ class _Rewriter:
                 self._dead += cleanup.bypass_idle_casts(value)
             cleanup.remove(self._dead)
             if self._names is not None and any(r.action == "rewritten" and r.form == "plugin" for r in reports):
-                cleanup.drop_left(self._model, functions.NAME, self._names.called)
+                cleanup.drop_orphaned(self._model, functions.NAME, self._names.called)
             self._functions.finish()
             reports = [self._with_plugin_note(report) for report in reports]
             if had_functions:

@@ -98,7 +98,7 @@ def _runs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     try:
         with torch.no_grad():
             module(*args, **kwargs)
-    except Exception:  # as above
+    except Exception:  # the user's own code may raise anything: then it is no fault of the hooks
         return False
     return True
 
